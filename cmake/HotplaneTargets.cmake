@@ -1,0 +1,92 @@
+# hp_library: one OBJECT library per folder of src/, with one-way links.
+# hp_test, hp_bench, hp_fuzz: programs that link the objects of a folder and of what it depends on.
+
+add_library(hp_options INTERFACE)
+target_include_directories(hp_options INTERFACE
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
+target_compile_options(hp_options INTERFACE
+  -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
+  $<$<CONFIG:Debug>:-Og>)
+# What a run computes must not depend on how the compiler fuses operations.
+target_compile_options(hp_options INTERFACE -ffp-contract=off)
+target_compile_definitions(hp_options INTERFACE HOTPLANE_VERSION_TEXT="${PROJECT_VERSION}")
+if(HOTPLANE_SANITIZE)
+  target_compile_options(hp_options INTERFACE -fsanitize=${HOTPLANE_SANITIZE}
+    -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(hp_options INTERFACE -fsanitize=${HOTPLANE_SANITIZE})
+endif()
+target_link_libraries(hp_options INTERFACE Threads::Threads fmt::fmt-header-only
+  nlohmann_json::nlohmann_json tl::expected)
+
+# hp_library(<folder> SOURCES <files> DEPS <folders>)
+function(hp_library folder)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(hp_${folder} OBJECT ${arg_SOURCES})
+  target_link_libraries(hp_${folder} PUBLIC hp_options)
+  set(closure ${arg_DEPS})
+  foreach(dep ${arg_DEPS})
+    get_property(below GLOBAL PROPERTY hp_closure_${dep})
+    list(APPEND closure ${below})
+  endforeach()
+  list(REMOVE_DUPLICATES closure)
+  set_property(GLOBAL PROPERTY hp_closure_${folder} "${closure}")
+  set_property(GLOBAL APPEND PROPERTY hp_folders ${folder})
+endfunction()
+
+# Links the objects of the folders, and of all they depend on, into a program.
+function(hp_link target)
+  set(all ${ARGN})
+  foreach(folder ${ARGN})
+    get_property(below GLOBAL PROPERTY hp_closure_${folder})
+    list(APPEND all ${below})
+  endforeach()
+  list(REMOVE_DUPLICATES all)
+  foreach(folder ${all})
+    target_link_libraries(${target} PRIVATE hp_${folder})
+  endforeach()
+endfunction()
+
+# hp_test(<folder> SOURCES <files> [NAME <name>] [DEPS <folders>]): <name>_test, registered test by test.
+function(hp_test folder)
+  cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS" ${ARGN})
+  if(NOT HOTPLANE_BUILD_TESTS)
+    return()
+  endif()
+  if(NOT arg_NAME)
+    set(arg_NAME ${folder})
+  endif()
+  add_executable(${arg_NAME}_test ${arg_SOURCES})
+  hp_link(${arg_NAME}_test ${folder} ${arg_DEPS})
+  target_include_directories(${arg_NAME}_test PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_definitions(${arg_NAME}_test PRIVATE
+    HOTPLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HOTPLANE_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  target_link_libraries(${arg_NAME}_test PRIVATE GTest::gtest GTest::gtest_main)
+  include(GoogleTest)
+  gtest_discover_tests(${arg_NAME}_test TEST_PREFIX "${arg_NAME}." DISCOVERY_MODE PRE_TEST
+    PROPERTIES TIMEOUT 600)
+endfunction()
+
+# hp_bench(<folder> SOURCES <files> [NAME <name>]): <name>_bench.
+function(hp_bench folder)
+  cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS" ${ARGN})
+  if(NOT HOTPLANE_BUILD_BENCH)
+    return()
+  endif()
+  if(NOT arg_NAME)
+    set(arg_NAME ${folder})
+  endif()
+  add_executable(${arg_NAME}_bench ${arg_SOURCES})
+  hp_link(${arg_NAME}_bench ${folder} ${arg_DEPS})
+  target_include_directories(${arg_NAME}_bench PRIVATE ${PROJECT_SOURCE_DIR})
+endfunction()
+
+# hp_fuzz(<folder> NAME <name> SOURCES <files>): <name>_fuzz with libFuzzer.
+function(hp_fuzz folder)
+  cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS" ${ARGN})
+  if(NOT HOTPLANE_BUILD_FUZZ)
+    return()
+  endif()
+  add_executable(${arg_NAME}_fuzz ${arg_SOURCES})
+  hp_link(${arg_NAME}_fuzz ${folder} ${arg_DEPS})
+  target_link_options(${arg_NAME}_fuzz PRIVATE -fsanitize=fuzzer)
+endfunction()

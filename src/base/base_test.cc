@@ -1,0 +1,137 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <csignal>
+#include <numeric>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "base/topology.h"
+#include "base/units.h"
+#include "base/worker_pool.h"
+
+namespace hotplane {
+namespace {
+
+TEST(Status, RendersEveryFieldThatIsSet) {
+  const Status status = Status::Data("chunk 3 of layer 1 does not match its checksum")
+                            .File("/s/layer-0001.base")
+                            .At(8192)
+                            .Expected("00ff")
+                            .Found("00fe")
+                            .Advice("rebuild it");
+  EXPECT_EQ(status.exit_code(), 3);
+  EXPECT_EQ(status.ToString(),
+            "chunk 3 of layer 1 does not match its checksum\n"
+            "  file      /s/layer-0001.base\n"
+            "  offset    8192\n"
+            "  expected  00ff\n"
+            "  found     00fe\n"
+            "  to fix    rebuild it");
+}
+
+TEST(Status, ErrnoDecidesTheCode) {
+  EXPECT_EQ(Status::FromErrno(EIO, "x").code(), StatusCode::kSystem);
+  EXPECT_EQ(Status::FromErrno(ENOSPC, "x").code(), StatusCode::kCapacity);
+  EXPECT_EQ(Status::FromErrno(EACCES, "x").error_number(), EACCES);
+}
+
+TEST(Status, MacrosReturnTheError) {
+  const auto fails = []() -> Result<int> { return Fail(Status::Usage("no")); };
+  const auto outer = [&]() -> Result<int> {
+    HP_ASSIGN(const int value, fails());
+    return value + 1;
+  };
+  const Result<int> result = outer();
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().what(), "no");
+}
+
+TEST(Units, ParseSizeTakesBinarySuffixes) {
+  EXPECT_EQ(ParseSize("4096").value(), 4096u);
+  EXPECT_EQ(ParseSize("512M").value(), 512 * kMiB);
+  EXPECT_EQ(ParseSize("1.5GiB").value(), 3 * kGiB / 2);
+  EXPECT_EQ(ParseSize("2g").value(), 2 * kGiB);
+  for (const char* bad : {"", "G", "-1", "1X", "1GG", "1e30", "nan", "inf", "1 G"})
+    EXPECT_FALSE(ParseSize(bad).has_value()) << bad;
+}
+
+TEST(Units, FormatsBytes) {
+  EXPECT_EQ(FormatBytes(512), "512 B");
+  EXPECT_EQ(FormatBytes(3 * kGiB / 2), "1.50 GiB");
+  EXPECT_EQ(FormatBytes(74 * kGiB + kGiB / 4), "74.2 GiB");
+}
+
+TEST(WorkerPool, RunsEveryIndexOnce) {
+  for (size_t workers : {1, 2, 8}) {
+    WorkerPool pool(workers);
+    EXPECT_EQ(pool.worker_count(), workers);
+    for (size_t count : {0, 1, 7, 1000}) {
+      std::vector<std::atomic<int>> runs(count);
+      const Result<void> result =
+          pool.ParallelFor(count, [&](size_t i, size_t worker) -> Result<void> {
+            EXPECT_LT(worker, workers);
+            ++runs[i];
+            return {};
+          });
+      ASSERT_TRUE(result.has_value());
+      for (const auto& run : runs) EXPECT_EQ(run.load(), 1);
+    }
+  }
+}
+
+TEST(WorkerPool, ReportsTheLowestFailureAndStops) {
+  WorkerPool pool(4);
+  std::atomic<size_t> ran{0};
+  const Result<void> result = pool.ParallelFor(100000, [&](size_t i, size_t) -> Result<void> {
+    ++ran;
+    if (i >= 10) return Fail(Status::Data(Text("index {}", i)));
+    return {};
+  });
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().what(), "index 10");
+  EXPECT_LT(ran.load(), 100000u);
+  EXPECT_TRUE(pool.ParallelFor(3, [](size_t, size_t) -> Result<void> { return {}; }).has_value());
+}
+
+TEST(CancelToken, FirstSignalWins) {
+  CancelToken token;
+  EXPECT_TRUE(token.Check().has_value());
+  token.Cancel(SIGTERM);
+  token.Cancel(SIGINT);
+  EXPECT_EQ(token.Check().error().exit_code(), 143);
+}
+
+TEST(Log, GoesToTheSinkAndNowhereElse) {
+  std::vector<std::string> lines;
+  SetLogSink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  Log(LogLevel::kInfo, "layer {}", 3);
+  SetLogSink({});
+  Log(LogLevel::kInfo, "dropped");
+  EXPECT_EQ(lines, std::vector<std::string>{"layer 3"});
+}
+
+TEST(HugeBuffer, IsAlignedZeroedAndMovable) {
+  HugeBuffer buffer = HugeBuffer::Allocate(3 * kMiB + 5).value();
+  EXPECT_EQ(buffer.size(), 3 * kMiB + 5);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % (2 * kMiB), 0u);
+  for (std::byte b : buffer.span()) ASSERT_EQ(b, std::byte{0});
+  std::byte* const data = buffer.data();
+  const HugeBuffer moved = std::move(buffer);
+  EXPECT_EQ(moved.data(), data);
+  EXPECT_EQ(HugeBuffer::Allocate(0).value().size(), 0u);
+}
+
+TEST(Topology, TellsSaneNumbers) {
+  EXPECT_GE(UsableCpuCount(), 1u);
+  const MemoryLimit limit = ReadMemoryLimit();
+  EXPECT_GT(limit.total_bytes, 64 * kMiB);
+  EXPECT_LE(limit.available_bytes, limit.total_bytes);
+  EXPECT_GT(ReadResidentAnonymousBytes(), 0u);
+}
+
+}  // namespace
+}  // namespace hotplane

@@ -1,0 +1,34 @@
+// Owned page-aligned memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+
+namespace hotplane {
+
+// Anonymous memory from mmap, zero-filled, aligned to 2 MiB and advised to huge pages. Move-only.
+class HugeBuffer {
+ public:
+  HugeBuffer() = default;
+  ~HugeBuffer();
+  HugeBuffer(HugeBuffer&& other) noexcept { *this = std::move(other); }
+  HugeBuffer& operator=(HugeBuffer&& other) noexcept;
+
+  // kCapacity when the address space or memory is refused. `bytes` may be 0.
+  static Result<HugeBuffer> Allocate(size_t bytes);
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return bytes_; }
+  std::span<std::byte> span() const { return {data_, bytes_}; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+  void* mapping_ = nullptr;
+  size_t mapping_bytes_ = 0;
+};
+
+}  // namespace hotplane

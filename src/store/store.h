@@ -1,0 +1,174 @@
+// The store: a directory of generations. A generation is a directory named by its identity's
+// digest:
+//
+//   STORE/GENERATION/manifest            sealed, immutable
+//   STORE/GENERATION/layer-0007.base     layer files, published by rename
+//   STORE/GENERATION/layer-0007.delta-quintal
+//   STORE/GENERATION/layer-0007.source   source record of the layer
+//   STORE/GENERATION/locks/users         shared by users, exclusive for gc
+//   STORE/GENERATION/locks/layer-0007    exclusive for the layer's builder
+//   .tmp-*                               leftovers of a crash; removable when no builder holds the
+//   lock
+//
+// Everything about presence fails closed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/status.h"
+#include "base/worker_pool.h"
+#include "format/layer_file.h"
+#include "format/manifest.h"
+#include "io/env.h"
+
+namespace hotplane {
+
+enum class Presence : uint8_t {
+  kInvalid = 0,
+  kAbsent,   // no such file
+  kPresent,  // header, generation, geometry and exact length are right
+  kDamaged,  // a file is there and must not be used; `reason` says why
+};
+
+struct TierProbe {
+  Presence presence = Presence::kInvalid;
+  LayerLayout layout;            // of kPresent
+  std::optional<Status> reason;  // of kDamaged
+  uint64_t bytes_metadata = 0;   // read to find out
+};
+
+// An opened layer file whose header and chunk table were checked. Immutable; thread-safe.
+class LayerFile {
+ public:
+  const LayerLayout& layout() const { return layout_; }
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  const std::vector<uint64_t>& checksums() const { return checksums_; }
+  File& file() const { return *file_; }
+  uint64_t bytes_metadata() const { return layout_.data_offset; }
+
+  // kData naming file, layer, section, expert, chunk, offset and both checksums.
+  Status ChunkError(size_t chunk_index, uint64_t found) const;
+  // Reads one chunk past the page cache where possible, and checks it. For the one retry of a bad
+  // chunk.
+  Result<void> RereadChunk(Env& env, size_t chunk_index, std::span<std::byte> destination) const;
+
+ private:
+  friend class Generation;
+  LayerLayout layout_;
+  std::vector<Chunk> chunks_;
+  std::vector<uint64_t> checksums_;
+  std::unique_ptr<File> file_;
+};
+
+// Writes one layer file under a temporary name. Pieces may come in any order and from several
+// threads. Destroyed without Publish, it removes the temporary.
+class LayerFileWriter {
+ public:
+  virtual ~LayerFileWriter() = default;
+  virtual const LayerLayout& layout() const = 0;
+  // One expert's piece of a section, whole; each exactly once. Computes its chunk checksums.
+  virtual Result<void> WritePiece(std::string_view role, uint32_t expert,
+                                  std::span<const std::byte> bytes) = 0;
+  // REQUIRES every piece written. Writes gaps, table and header; fsync, rename, fsync directory.
+  virtual Result<void> Publish() = 0;
+};
+
+struct VerifyFinding {
+  std::string file;
+  uint32_t layer = 0;
+  std::optional<size_t> chunk;  // none: the file as a whole (header, table, length)
+  Status status;
+};
+struct VerifyReport {
+  uint64_t files_checked = 0;
+  uint64_t chunks_checked = 0;
+  uint64_t bytes_checked = 0;
+  std::vector<VerifyFinding> findings;  // by file, then chunk
+};
+using ByteProgress = std::function<void(uint64_t bytes_done, uint64_t bytes_total)>;
+
+// One generation of an open store. Holds the shared users lock while it lives (where locks work; a
+// read-only store too). Immutable; thread-safe.
+class Generation {
+ public:
+  Generation(Generation&&) noexcept;
+  Generation& operator=(Generation&&) noexcept;
+  ~Generation();
+
+  Env& env() const;
+  const std::string& directory() const;
+  const Digest128& id() const;
+  const Manifest& manifest() const;
+  const Digest128& manifest_digest() const;  // of the published file's bytes
+  bool locked() const;                       // false: the file system refused, `gc` cannot see us
+
+  std::string LayerPath(uint32_t layer, Encoding encoding) const;
+  // Reads the header only.
+  TierProbe Probe(uint32_t layer, Encoding encoding) const;
+  // Header and table checked.
+  Result<LayerFile> OpenLayer(uint32_t layer, Encoding encoding) const;
+
+  // The layer's build lock; waits, polling `cancel`. With `no_lock` returns null. kSystem with
+  // advice (--no-lock) where the file system refuses. Holding it, removes temporaries that a dead
+  // builder of this layer left.
+  Result<std::unique_ptr<FileLock>> LockLayer(uint32_t layer, bool no_lock,
+                                              const CancelToken* cancel) const;
+  // REQUIRES the layer's lock (or no_lock).
+  Result<std::unique_ptr<LayerFileWriter>> CreateLayer(uint32_t layer, Encoding encoding) const;
+
+  Result<std::optional<SourceRecord>> ReadSourceRecord(uint32_t layer) const;
+  Result<void> PublishSourceRecord(const SourceRecord& record) const;
+
+  // Every byte of every layer file there is. Damage is in the report, not in the Status.
+  Result<VerifyReport> Verify(WorkerPool& pool, const CancelToken* cancel,
+                              const ByteProgress& progress) const;
+
+ private:
+  friend class Store;
+  struct State;
+  explicit Generation(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+struct GcReport {
+  std::vector<std::string> removed;  // paths
+  std::vector<std::string> kept_in_use;
+  uint64_t bytes_freed = 0;
+};
+
+class Store {
+ public:
+  // The directory must exist; kData when it is a file or has no generation (with advice).
+  static Result<Store> Open(Env& env, const std::string& directory);
+
+  const std::string& directory() const { return directory_; }
+  // Directories that look like generations and have a manifest; sorted by name.
+  Result<std::vector<Digest128>> ListGenerations() const;
+  // Without a prefix there must be exactly one: several are kUsage with the list, none is kData.
+  Result<Generation> OpenGeneration(std::string_view prefix = {}) const;
+
+  // Creates store, generation directory and manifest where missing (for builders), then opens it.
+  // An existing manifest must be byte-identical. kUsage when `directory` is a file, kSystem when it
+  // cannot be written.
+  static Result<Generation> OpenOrCreateGeneration(Env& env, const std::string& directory,
+                                                   const Manifest& manifest);
+
+  // Removes temporaries and generation directories without a manifest; with `generation_prefix`
+  // that generation, whole. Nothing whose users or layer lock is held by anyone is touched.
+  static Result<GcReport> CollectGarbage(Env& env, const std::string& directory,
+                                         std::string_view generation_prefix, bool dry_run);
+
+ private:
+  Store(Env& env, std::string directory) : env_(&env), directory_(std::move(directory)) {}
+  Env* env_;
+  std::string directory_;
+};
+
+}  // namespace hotplane
