@@ -1,4 +1,6 @@
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
@@ -6,6 +8,7 @@
 #include <vector>
 
 #include "base/cancel.h"
+#include "base/fault_guard.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/status.h"
@@ -131,6 +134,41 @@ TEST(Topology, TellsSaneNumbers) {
   EXPECT_GT(limit.total_bytes, 64 * kMiB);
   EXPECT_LE(limit.available_bytes, limit.total_bytes);
   EXPECT_GT(ReadResidentAnonymousBytes(), 0u);
+}
+
+TEST(FaultGuard, TurnsABusErrorIntoAReturnValue) {
+  InstallFaultGuard();
+  ASSERT_TRUE(FaultGuardInstalled());
+  char path[] = "/tmp/hotplane-guard-XXXXXX";
+  const int fd = mkstemp(path);
+  ASSERT_GE(fd, 0);
+  unlink(path);
+  ASSERT_EQ(ftruncate(fd, 8192), 0);
+  void* const map = mmap(nullptr, 8192, PROT_READ, MAP_SHARED, fd, 0);
+  ASSERT_NE(map, MAP_FAILED);
+  struct Read {
+    const volatile char* address;
+    char value = 1;
+  } read{static_cast<const char*>(map) + 4096};
+  const auto body = [](void* context) {
+    auto* const r = static_cast<Read*>(context);
+    r->value = *r->address;
+  };
+  const std::span range(static_cast<const std::byte*>(map), 8192);
+  EXPECT_TRUE(CallGuarded(range, body, &read));
+  EXPECT_EQ(read.value, 0);
+  ASSERT_EQ(ftruncate(fd, 4096), 0);
+  for (int again = 0; again < 3; ++again) EXPECT_FALSE(CallGuarded(range, body, &read));
+  read.address = static_cast<const char*>(map);
+  EXPECT_TRUE(CallGuarded(range, body, &read));
+  munmap(map, 8192);
+  close(fd);
+}
+
+TEST(FaultGuardDeathTest, LeavesForeignSignalsAlone) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  InstallFaultGuard();
+  EXPECT_EXIT(raise(SIGBUS), testing::KilledBySignal(SIGBUS), "");
 }
 
 }  // namespace
