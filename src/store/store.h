@@ -115,12 +115,12 @@ class Generation {
   // Header and table checked.
   Result<LayerFile> OpenLayer(uint32_t layer, Encoding encoding) const;
 
-  // The layer's build lock; waits, polling `cancel`. With `no_lock` returns null. kSystem with
-  // advice (--no-lock) where the file system refuses. Holding it, removes temporaries that a dead
-  // builder of this layer left.
-  Result<std::unique_ptr<FileLock>> LockLayer(uint32_t layer, bool no_lock,
+  // The layer's build lock. kTry: null when another builder holds it; kBlock: waits, polling
+  // `cancel` (which may be null). kSystem with advice (--no-lock) where the file system refuses
+  // locks. Holding it, removes temporaries that a dead builder of this layer left.
+  Result<std::unique_ptr<FileLock>> LockLayer(uint32_t layer, LockWait wait,
                                               const CancelToken* cancel) const;
-  // REQUIRES the layer's lock (or no_lock).
+  // REQUIRES the layer's lock (or a builder that was told to do without locks).
   Result<std::unique_ptr<LayerFileWriter>> CreateLayer(uint32_t layer, Encoding encoding) const;
 
   Result<std::optional<SourceRecord>> ReadSourceRecord(uint32_t layer) const;
