@@ -1,0 +1,72 @@
+#include "quant/quantize.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "base/check.h"
+#include "base/format_text.h"
+#include "quant/kernel_tables.h"
+
+namespace hotplane {
+namespace {
+
+struct Available {
+  Available() {
+    tables[count++] = &kScalarKernels;
+  }
+  std::array<const Kernels*, 3> tables = {};
+  size_t count = 0;
+};
+
+}  // namespace
+
+size_t SourceRowBytes(SourceFormat format, size_t k) {
+  switch (format) {
+    case SourceFormat::kMxfp4: return k / 2;
+    case SourceFormat::kBf16:
+    case SourceFormat::kF16: return k * 2;
+    case SourceFormat::kF32: return k * 4;
+    case SourceFormat::kInvalid: break;
+  }
+  HP_CHECK(format != SourceFormat::kInvalid);
+  return 0;
+}
+
+bool ZerosAlternate(ZeroMode mode, const ZeroCount& count) {
+  if (mode != ZeroMode::kAuto) return mode == ZeroMode::kAlternate;
+  // 95% is 19/20; compared as parts so that counts near the top of the range cannot overflow.
+  const uint64_t more = std::max(count.positive, count.negative);
+  const uint64_t fewer = std::min(count.positive, count.negative);
+  return more / 19 > fewer || (more / 19 == fewer && more % 19 > 0);
+}
+
+std::span<const Kernels* const> AvailableKernels() {
+  static const Available available;
+  return {available.tables.data(), available.count};
+}
+
+Result<const Kernels*> SelectKernels(std::optional<std::string_view> forced_name) {
+  const std::span<const Kernels* const> available = AvailableKernels();
+  if (!forced_name) return available.front();
+  std::string names;
+  for (const Kernels* kernels : available) {
+    if (kernels->name == *forced_name) return kernels;
+    names += names.empty() ? "" : ", ";
+    names += kernels->name;
+  }
+  return Fail(Status::Usage("the instruction set asked for is unknown or cannot run on this CPU")
+                  .Expected(Text("one of {}", names))
+                  .Found(Text("\"{}\"", *forced_name))
+                  .Advice("leave it out to get the best one"));
+}
+
+Result<void> CheckPlaneShape(uint64_t n, uint64_t k, std::string_view what) {
+  if (n > 0 && k > 0 && n % kStripRows == 0 && k % kTileColumns == 0) return {};
+  return Fail(Status::Data(Text("{} has a shape that the planes cannot hold", what))
+                  .Expected(Text("rows a multiple of {}, columns a multiple of {}, neither 0",
+                                 kStripRows, kTileColumns))
+                  .Found(Text("[{}, {}]", n, k)));
+}
+
+}  // namespace hotplane
