@@ -31,6 +31,13 @@ inline constexpr uint32_t kAlignBytes = 4096;
 inline constexpr uint32_t kChunkBytes = 256 * 1024;
 inline constexpr uint32_t kSectionCountMax = 32;
 static_assert(kChunkBytes % kAlignBytes == 0);
+// Bounds of what a header may claim, so that a hostile one costs neither memory nor an overflow:
+// 2^20 chunks are 256 GiB of data in one layer (24 MiB of chunk list); section bytes stay below
+// experts * 3 * dimension^2 = 2^58.
+inline constexpr uint32_t kDimensionMax = 1u << 20;    // hidden, intermediate
+inline constexpr uint32_t kExpertCountMax = 1u << 16;  // per layer
+inline constexpr uint64_t kChunkCountMax = 1u << 20;   // per file
+inline constexpr uint32_t kDimensionMultiple = 64;     // of hidden and intermediate
 
 // On disk, 64 bytes.
 struct DiskSection {
@@ -118,9 +125,12 @@ struct LayerLayout {
   }
 };
 
+// kData when a layer of this geometry cannot be written in this format: a dimension that is 0, not
+// a multiple of 64 or above kDimensionMax, no experts or too many, more than kChunkCountMax chunks.
+Result<void> CheckLayerGeometry(Encoding encoding, const LayerGeometry& geometry);
+
 // Where the sections of a layer of this geometry lie, data and table sizes included; the identity
-// fields of the result are left for the caller. REQUIRES a geometry accepted by CheckPlaneShape on
-// both matrices.
+// fields of the result are left for the caller. REQUIRES a geometry accepted by CheckLayerGeometry.
 LayerLayout PlanLayerLayout(Encoding encoding, const LayerGeometry& geometry);
 
 // The chunks in file order; they tile [data_offset, file_bytes). The i-th table entry belongs to
