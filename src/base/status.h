@@ -85,20 +85,21 @@ inline tl::unexpected<Status> Fail(Status status) {
 
 }  // namespace hotplane
 
-// HP_TRY(expr): returns the Status of a failed Result from the enclosing function.
-#define HP_TRY(expr)                                                                 \
-  do {                                                                               \
-    auto hp_try_result_ = (expr);                                                    \
-    if (!hp_try_result_) return ::hotplane::Fail(std::move(hp_try_result_).error()); \
-  } while (false)
-
 #define HP_CONCAT_INNER_(a, b) a##b
 #define HP_CONCAT_(a, b) HP_CONCAT_INNER_(a, b)
 
+// HP_TRY(expr): returns the Status of a failed Result from the enclosing function.
+#define HP_TRY(expr) HP_TRY_IMPL_(HP_CONCAT_(hp_result_, __COUNTER__), expr)
+#define HP_TRY_IMPL_(result, expr)                                   \
+  do {                                                               \
+    auto result = (expr);                                            \
+    if (!result) return ::hotplane::Fail(std::move(result).error()); \
+  } while (false)
+
 // HP_ASSIGN(auto x, expr): x takes the value, or the enclosing function returns the Status.
 #define HP_ASSIGN(declaration, expr) \
-  HP_ASSIGN_IMPL_(HP_CONCAT_(hp_result_, __LINE__), declaration, expr)
+  HP_ASSIGN_IMPL_(HP_CONCAT_(hp_result_, __COUNTER__), declaration, expr)
 #define HP_ASSIGN_IMPL_(result, declaration, expr)                 \
   auto result = (expr);                                            \
   if (!result) return ::hotplane::Fail(std::move(result).error()); \
-  declaration = std::move(*result)
+  declaration = *std::move(result)

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -126,6 +127,10 @@ Result<std::vector<std::byte>> ReadWholeFile(Env& env, const std::string& path, 
 // temp in the same directory, write, fsync, rename, fsync the directory. A crash leaves the old
 // content, the new, or a temporary named `.tmp-*`.
 Result<void> PublishFile(Env& env, const std::string& path, std::span<const std::byte> content);
+// The same for content that does not fit in memory: `produce` hands it over piece by piece.
+using FileSink = std::function<Result<void>(std::span<const std::byte>)>;
+Result<void> PublishFileInPieces(Env& env, const std::string& path,
+                                 const std::function<Result<void>(const FileSink&)>& produce);
 // Creates the directory and its missing parents, each synced into its parent.
 Result<void> CreateDirectories(Env& env, const std::string& path);
 

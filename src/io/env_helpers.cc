@@ -104,11 +104,17 @@ Result<std::vector<std::byte>> ReadWholeFile(Env& env, const std::string& path,
   return content;
 }
 
-Result<void> PublishFile(Env& env, const std::string& path, std::span<const std::byte> content) {
+Result<void> PublishFileInPieces(Env& env, const std::string& path,
+                                 const std::function<Result<void>(const FileSink&)>& produce) {
   HP_ASSIGN(Temp temp, CreateTemp(env, path));
   // Content before name: a rename that reached the disk first would show an empty file after a
   // power cut.
-  Result<void> written = WriteFully(*temp.file, 0, content);
+  uint64_t offset = 0;
+  Result<void> written = produce([&](std::span<const std::byte> piece) -> Result<void> {
+    HP_TRY(WriteFully(*temp.file, offset, piece));
+    offset += piece.size();
+    return {};
+  });
   if (written) written = temp.file->Sync();
   temp.file.reset();
   if (written) written = env.Rename(temp.path, path);
@@ -117,6 +123,10 @@ Result<void> PublishFile(Env& env, const std::string& path, std::span<const std:
     return written;
   }
   return env.SyncDirectory(ParentPath(path));
+}
+
+Result<void> PublishFile(Env& env, const std::string& path, std::span<const std::byte> content) {
+  return PublishFileInPieces(env, path, [&](const FileSink& sink) { return sink(content); });
 }
 
 Result<void> CreateDirectories(Env& env, const std::string& path) {

@@ -1,0 +1,88 @@
+// Boot: the base tier of a generation into memory, every chunk verified, layers handed out in
+// order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/progress.h"
+#include "base/status.h"
+#include "base/worker_pool.h"
+#include "store/store.h"
+
+namespace hotplane {
+
+struct BootOptions {
+  std::string layers;  // SelectLayers text; empty: all
+  bool map = false;    // serve the layers from the page cache instead of landing them in own memory
+  bool verify = true;
+  WorkerPool* pool = nullptr;  // REQUIRED
+  const CancelToken* cancel = nullptr;
+  Progress* progress = nullptr;
+  // Memory that landing may take; 0: what the machine, or the cgroup, has available.
+  uint64_t memory_limit_bytes = 0;
+};
+
+// A published layer. Parts are [E, ...] arrays, contiguous over all experts, in plane order.
+struct BootedLayer {
+  uint32_t ordinal = 0;
+  uint32_t model_index = 0;
+  LayerGeometry geometry;
+  std::span<const std::byte> planes13, sc13, planes2, sc2;
+};
+
+struct BootReport {
+  struct LayerSource {
+    uint32_t ordinal = 0;
+    const char* source = "";  // "page cache", "disk", "mapped"
+    uint64_t bytes = 0;
+    uint64_t bytes_cached = 0;  // of them in the page cache when the boot began
+    double seconds_ready = 0;   // from the start of Run to its publication
+  };
+  uint32_t layers_total = 0;
+  uint64_t bytes_needed = 0;    // data regions, padding included
+  uint64_t bytes_read = 0;      // of them, read once each
+  uint64_t bytes_reread = 0;    // repeats of bad chunks
+  uint64_t bytes_metadata = 0;  // headers and tables
+  uint64_t bytes_skipped = 0;   // files of these layers that this boot does not touch (delta tier)
+  uint64_t bytes_verified = 0;
+  double seconds = 0;           // of Open and Run together
+  double seconds_plan = 0;      // headers, tables, memory check
+  double seconds_allocate = 0;  // memory reserved and touched
+  double seconds_land = 0;      // read, verify, publish
+  std::vector<LayerSource> sources;
+  std::vector<std::string> warnings;
+};
+
+// Called in layer order, one call at a time, from a worker, the moment a layer's bytes are
+// verified. Must not call into the session.
+using LayerReady = std::function<void(const BootedLayer&)>;
+
+// One boot. The layers stay valid until it is destroyed, after a failed Run those that were
+// published before the failure.
+class BootSession {
+ public:
+  // Reads headers and tables of the wanted layers and nothing else. kData naming every layer that
+  // is absent or damaged; kCapacity when landing does not fit in memory, with the numbers.
+  static Result<std::unique_ptr<BootSession>> Open(const Generation& generation,
+                                                   const BootOptions& options);
+  ~BootSession();
+
+  // Once.
+  Result<void> Run(const LayerReady& on_layer_ready);
+
+  std::span<const BootedLayer> layers() const;  // published, in order
+  const BootReport& report() const;
+
+ private:
+  struct State;
+  explicit BootSession(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace hotplane

@@ -1,0 +1,21 @@
+// One line about a model, and the error of a store and a checkpoint that do not belong together.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "checkpoint/moe_source.h"
+#include "store/store.h"
+
+namespace hotplane {
+
+// "mxfp4, 44 MoE layers, E=256 H=4096 I=2048"; ranges where layers differ.
+std::string DescribeModel(const Manifest& manifest);
+
+// kData unless the generation was built from a checkpoint with this fingerprint. Tells shape from
+// shape; where the shapes agree it names the first source tensor that the layers' records know
+// differently.
+Result<void> CheckSamePair(const Generation& generation, const Checkpoint& checkpoint,
+                           const MoeModel& model, const Digest128& fingerprint);
+
+}  // namespace hotplane

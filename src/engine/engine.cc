@@ -1,0 +1,68 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "boot/limits.h"
+#include "engine/report_json.h"
+
+namespace hotplane {
+
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& options) {
+  std::unique_ptr<Engine> engine(new Engine);
+  engine->options_ = options;
+  HP_ASSIGN(const Store store, Store::Open(env, options.store_directory));
+  HP_ASSIGN(Generation generation, store.OpenGeneration(options.generation_prefix));
+  engine->generation_ = std::make_unique<Generation>(std::move(generation));
+  engine->pool_ = std::make_unique<WorkerPool>(options.worker_count);
+  return engine;
+}
+
+Result<void> Engine::Boot(const LayerReady& on_layer_ready) {
+  HP_CHECK(session_ == nullptr);
+  options_.boot.pool = pool_.get();
+  HP_ASSIGN(session_, BootSession::Open(*generation_, options_.boot));
+  HP_TRY(session_->Run(on_layer_ready));
+  if (options_.measure_limit) MeasureLimit();
+  return {};
+}
+
+void Engine::MeasureLimit() {
+  constexpr size_t kSampleBytes = 512 * kMiB;
+  if (layers().empty()) return;
+  // All layers' parts lie in layer order in one arena, or each in its mapping: the largest part is
+  // a fair sample.
+  std::span<const std::byte> sample;
+  for (const BootedLayer& layer : layers())
+    if (layer.planes13.size() > sample.size()) sample = layer.planes13;
+  sample = sample.first(std::min(sample.size(), kSampleBytes));
+  if (options_.boot.map) {
+    limit_bytes_per_second_ = MeasureReadRate(*pool_, sample);
+    return;
+  }
+  const Result<double> rate = MeasureCopyRate(*pool_, sample);
+  if (rate) {
+    limit_bytes_per_second_ = *rate;
+  } else {
+    Log(LogLevel::kWarning, "the memory's limit was not measured: {}", rate.error().what());
+  }
+}
+
+std::span<const BootedLayer> Engine::layers() const {
+  return session_ == nullptr ? std::span<const BootedLayer>() : session_->layers();
+}
+
+const BootReport& Engine::report() const {
+  HP_CHECK(session_ != nullptr);
+  return session_->report();
+}
+
+std::string Engine::ReportJson() const {
+  return BootReportJson(report(), generation_->id(), limit_bytes_per_second_);
+}
+
+}  // namespace hotplane

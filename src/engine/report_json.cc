@@ -1,0 +1,101 @@
+#include "engine/report_json.h"
+
+#include <nlohmann/json.hpp>
+
+namespace hotplane {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double Rate(uint64_t bytes, double seconds) {
+  return seconds > 0 ? static_cast<double>(bytes) / seconds / 1e9 : 0;
+}
+
+// Paths and messages may hold bytes that are not UTF-8: those are replaced, never thrown on.
+std::string Dump(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string BuildReportJson(const BuildReport& report) {
+  Json json;
+  json["layers_total"] = report.layers_total;
+  json["layers_built"] = report.layers_built;
+  json["layers_attached"] = report.layers_attached;
+  json["bytes_needed"] = report.bytes_needed;
+  json["bytes_read"] = report.bytes_read;
+  json["bytes_metadata"] = report.bytes_metadata;
+  json["bytes_skipped"] = report.bytes_skipped;
+  json["bytes_built"] = report.bytes_built;
+  json["seconds"] = report.seconds;
+  json["seconds_by_phase"] = {{"fingerprint", report.seconds_fingerprint},
+                              {"quantize", report.seconds_quantize}};
+  json["gigabytes_per_second"] = Rate(report.bytes_read, report.seconds_quantize);
+  json["peak_staging_bytes"] = report.peak_staging_bytes;
+  json["workers"] = report.worker_count;
+  json["isa"] = report.isa;
+  json["generation"] = ToHex(report.generation);
+  json["warnings"] = report.warnings;
+  return Dump(json);
+}
+
+std::string BootReportJson(const BootReport& report, const Digest128& generation,
+                           double limit_bytes_per_second) {
+  Json json;
+  json["layers_total"] = report.layers_total;
+  json["layers_read"] = report.sources.size();
+  json["layers_built"] = 0;
+  json["bytes_needed"] = report.bytes_needed;
+  json["bytes_read"] = report.bytes_read;
+  json["bytes_read_base"] = report.bytes_read;
+  json["bytes_read_delta"] = 0;
+  json["bytes_metadata"] = report.bytes_metadata;
+  json["bytes_reread"] = report.bytes_reread;
+  json["bytes_skipped"] = report.bytes_skipped;
+  json["bytes_verified"] = report.bytes_verified;
+  json["bytes_built"] = 0;
+  json["seconds"] = report.seconds;
+  json["seconds_by_phase"] = {{"plan", report.seconds_plan},
+                              {"allocate", report.seconds_allocate},
+                              {"land", report.seconds_land}};
+  const double rate = Rate(report.bytes_read, report.seconds_land);
+  json["gigabytes_per_second"] = rate;
+  json["limit_gigabytes_per_second"] = nullptr;
+  json["share_of_limit"] = nullptr;
+  if (limit_bytes_per_second > 0) {
+    json["limit_gigabytes_per_second"] = limit_bytes_per_second / 1e9;
+    json["share_of_limit"] = rate / (limit_bytes_per_second / 1e9);
+  }
+  json["seconds_first_layer"] = report.sources.empty() ? 0 : report.sources.front().seconds_ready;
+  Json sources = Json::array();
+  for (const BootReport::LayerSource& source : report.sources)
+    sources.push_back({{"layer", source.ordinal},
+                       {"source", source.source},
+                       {"bytes", source.bytes},
+                       {"bytes_cached", source.bytes_cached},
+                       {"seconds_ready", source.seconds_ready}});
+  json["source_by_layer"] = std::move(sources);
+  json["peak_pinned_bytes"] = 0;
+  json["generation"] = ToHex(generation);
+  json["warnings"] = report.warnings;
+  return Dump(json);
+}
+
+std::string StatusJson(const Status& status) {
+  Json error;
+  error["code"] = status.exit_code();
+  error["kind"] = StatusCodeName(status.code());
+  error["what"] = status.what();
+  const auto field = [&error](const char* name, const std::string& value) {
+    if (!value.empty()) error[name] = value;
+  };
+  field("file", status.file());
+  if (status.offset()) error["offset"] = *status.offset();
+  field("expected", status.expected());
+  field("found", status.found());
+  field("advice", status.advice());
+  return Dump(Json{{"error", std::move(error)}});
+}
+
+}  // namespace hotplane

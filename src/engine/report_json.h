@@ -1,0 +1,18 @@
+// Reports as JSON text, one object each; the keys are part of the contract (docs/cli.md).
+#pragma once
+
+#include <string>
+
+#include "boot/boot.h"
+#include "boot/build.h"
+
+namespace hotplane {
+
+std::string BuildReportJson(const BuildReport& report);
+// `limit_bytes_per_second` 0: not measured, the keys are null.
+std::string BootReportJson(const BootReport& report, const Digest128& generation,
+                           double limit_bytes_per_second);
+// {"error": {"code": 3, "kind": "data", "what": ..., "file": ..., "offset": ..., ...}}
+std::string StatusJson(const Status& status);
+
+}  // namespace hotplane
