@@ -145,7 +145,8 @@ struct GcReport {
 
 class Store {
  public:
-  // The directory must exist; kData when it is a file or has no generation (with advice).
+  // kUsage when there is no such directory, kData when it is a file or has no generation (with
+  // advice).
   static Result<Store> Open(Env& env, const std::string& directory);
 
   const std::string& directory() const { return directory_; }
@@ -167,6 +168,11 @@ class Store {
 
  private:
   Store(Env& env, std::string directory) : env_(&env), directory_(std::move(directory)) {}
+  static Result<Generation> LoadGeneration(Env& env, const std::string& directory,
+                                           const Digest128& id,
+                                           std::unique_ptr<FileLock> users_lock);
+  static Result<Generation> TryCreateGeneration(Env& env, const std::string& directory,
+                                                const Manifest& manifest);
   Env* env_;
   std::string directory_;
 };

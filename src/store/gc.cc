@@ -1,0 +1,181 @@
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/format_text.h"
+#include "base/log.h"
+#include "store/locks.h"
+#include "store/paths.h"
+#include "store/store.h"
+
+namespace hotplane {
+namespace {
+
+class Collector {
+ public:
+  Collector(Env& env, std::string directory, bool dry_run)
+      : env_(env), directory_(std::move(directory)), dry_run_(dry_run) {}
+
+  // `doomed` is the name of the generation to remove whole, "" for none.
+  Result<GcReport> Collect(const std::vector<std::string>& generations, std::string_view doomed) {
+    for (const std::string& name : generations) {
+      const std::string path = JoinPath(directory_, name);
+      HP_ASSIGN(const FileStat manifest, env_.Stat(JoinPath(path, kManifestName)));
+      const bool whole = manifest.type == FileType::kInvalid || name == doomed;
+      HP_TRY(whole ? RemoveGeneration(path) : RemoveTemporaries(path));
+    }
+    return std::move(report_);
+  }
+
+ private:
+  // Nobody holds the lock, and nobody can take it while `lock` lives.
+  struct Attempt {
+    bool free = false;
+    std::unique_ptr<FileLock> lock;
+  };
+
+  Result<Attempt> TryLock(const std::string& path) {
+    if (dry_run_) {  // locking would create the file; where there is none, nobody holds it
+      HP_ASSIGN(const FileStat stat, env_.Stat(path));
+      if (stat.type == FileType::kInvalid) return Attempt{.free = true, .lock = nullptr};
+    } else {
+      HP_TRY(CreateDirectories(env_, ParentPath(path)));
+    }
+    Result<std::unique_ptr<FileLock>> lock = env_.Lock(path, LockKind::kExclusive, LockWait::kTry);
+    if (lock) return Attempt{.free = *lock != nullptr, .lock = std::move(*lock)};
+    if (!LockingRefused(lock.error())) return Fail(std::move(lock.error()));
+    Log(LogLevel::kWarning, "cannot lock {} ({}): what it guards is kept", path,
+        lock.error().found());
+    return Attempt{};
+  }
+
+  Result<void> RemoveFile(const std::string& path) {
+    HP_ASSIGN(const FileStat stat, env_.Stat(path));
+    if (!dry_run_) HP_TRY(env_.Remove(path));
+    report_.bytes_freed += stat.bytes;
+    return {};
+  }
+
+  Result<void> RemoveTemporaries(const std::string& generation) {
+    HP_ASSIGN(const std::vector<std::string> names, env_.List(generation));
+    const std::string locks = JoinPath(generation, kLocksName);
+    for (const std::string& name : names) {
+      if (!name.starts_with(kTemporaryPrefix)) continue;
+      const std::string path = JoinPath(generation, name);
+      const std::optional<uint32_t> layer = LayerOfTemporary(name);
+      HP_ASSIGN(const Attempt attempt,
+                TryLock(JoinPath(locks, layer ? LayerStem(*layer) : kUsersLockName)));
+      if (!attempt.free) {
+        report_.kept_in_use.push_back(path);
+        continue;
+      }
+      // Its builder may have published it, or removed it, since the directory was listed.
+      HP_ASSIGN(const FileStat stat, env_.Stat(path));
+      if (stat.type == FileType::kInvalid) continue;
+      HP_TRY(RemoveFile(path));
+      report_.removed.push_back(path);
+    }
+    return {};
+  }
+
+  // Users first: every builder is one. Then the layers, for builders that hold nothing else.
+  Result<bool> LockWhole(const std::string& generation, std::vector<Attempt>& held) {
+    const std::string locks = JoinPath(generation, kLocksName);
+    HP_ASSIGN(Attempt users, TryLock(JoinPath(locks, kUsersLockName)));
+    if (!users.free) return false;
+    held.push_back(std::move(users));
+    HP_ASSIGN(const FileStat stat, env_.Stat(locks));
+    if (stat.type == FileType::kInvalid) return true;
+    HP_ASSIGN(const std::vector<std::string> names, env_.List(locks));
+    for (const std::string& name : names) {
+      if (name == kUsersLockName) continue;
+      HP_ASSIGN(Attempt layer, TryLock(JoinPath(locks, name)));
+      if (!layer.free) return false;
+      held.push_back(std::move(layer));
+    }
+    return true;
+  }
+
+  // The manifest goes first, so that a crash on the way leaves a directory that the next gc removes
+  // and nobody opens. Files that are not ours are left, and the directory with them.
+  Result<void> RemoveGeneration(const std::string& generation) {
+    std::vector<Attempt> held;
+    HP_ASSIGN(const bool free, LockWhole(generation, held));
+    if (!free) {
+      report_.kept_in_use.push_back(generation);
+      return {};
+    }
+    HP_ASSIGN(std::vector<std::string> names, env_.List(generation));
+    std::ranges::stable_partition(names, [](const std::string& n) { return n == kManifestName; });
+    bool foreign = false;
+    for (const std::string& name : names) {
+      if (name == kLocksName) continue;
+      const bool ours = name == kManifestName || ParseLayerName(name).has_value() ||
+                        name.starts_with(kTemporaryPrefix);
+      if (!ours) {
+        Log(LogLevel::kWarning, "{} is no file of a store and is kept", JoinPath(generation, name));
+        foreign = true;
+        continue;
+      }
+      HP_TRY(RemoveFile(JoinPath(generation, name)));
+      if (name == kManifestName && !dry_run_) HP_TRY(env_.SyncDirectory(generation));
+    }
+    if (dry_run_) {
+      if (!foreign) report_.removed.push_back(generation);
+      return {};
+    }
+    return RemoveDirectories(generation, foreign);
+  }
+
+  Result<void> RemoveDirectories(const std::string& generation, bool foreign) {
+    const std::string locks = JoinPath(generation, kLocksName);
+    HP_ASSIGN(const std::vector<std::string> names, env_.List(locks));
+    for (const std::string& name : names) HP_TRY(RemoveFile(JoinPath(locks, name)));
+    Result<void> removed = env_.RemoveDirectory(locks);
+    if (removed && !foreign) removed = env_.RemoveDirectory(generation);
+    if (removed) {
+      if (!foreign) report_.removed.push_back(generation);
+      return env_.SyncDirectory(directory_);
+    }
+    // A new user came between: it locks a new file, finds no manifest, and writes one or gives up.
+    const int error = removed.error().error_number();
+    if (error != ENOTEMPTY && error != EEXIST) return removed;
+    report_.kept_in_use.push_back(generation);
+    return {};
+  }
+
+  Env& env_;
+  const std::string directory_;
+  const bool dry_run_;
+  GcReport report_;
+};
+
+}  // namespace
+
+Result<GcReport> Store::CollectGarbage(Env& env, const std::string& directory,
+                                       std::string_view generation_prefix, bool dry_run) {
+  HP_ASSIGN(const FileStat stat, env.Stat(directory));
+  if (stat.type != FileType::kDirectory) {
+    return Fail(Status::Usage("there is no store here").File(directory).Expected("a directory"));
+  }
+  HP_ASSIGN(const std::vector<std::string> names, env.List(directory));
+  std::vector<std::string> generations;
+  std::vector<std::string> matches;
+  for (const std::string& name : names) {
+    if (!ParseGenerationName(name)) continue;
+    HP_ASSIGN(const FileStat entry, env.Stat(JoinPath(directory, name)));
+    if (entry.type != FileType::kDirectory) continue;
+    generations.push_back(name);
+    if (!generation_prefix.empty() && name.starts_with(generation_prefix)) matches.push_back(name);
+  }
+  if (!generation_prefix.empty() && matches.size() != 1) {
+    return Fail(
+        Status::Usage(Text("{} generations begin with \"{}\"", matches.size(), generation_prefix))
+            .File(directory)
+            .Expected("exactly one"));
+  }
+  return Collector(env, directory, dry_run)
+      .Collect(generations, matches.empty() ? std::string_view() : matches.front());
+}
+
+}  // namespace hotplane

@@ -1,0 +1,35 @@
+// What a Generation holds; shared by the files that implement it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "store/layer_reader.h"
+#include "store/store.h"
+
+namespace hotplane {
+
+// A manifest is a few hundred bytes per layer, a source record a hundred per tensor.
+inline constexpr uint64_t kSealedTextBytesMax = 64u << 20;
+
+struct Generation::State {
+  Env* env = nullptr;
+  std::string directory;
+  Digest128 id{};
+  Manifest manifest;
+  Digest128 manifest_digest{};
+  std::unique_ptr<FileLock> users_lock;  // null: the file system refused
+
+  // kUsage when the model has no such layer.
+  Result<LayerExpectation> Expect(uint32_t layer, Encoding encoding) const;
+};
+
+inline std::string_view AsText(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// The writer behind Generation::CreateLayer.
+Result<std::unique_ptr<LayerFileWriter>> CreateLayerFile(Env& env, const LayerExpectation& target);
+
+}  // namespace hotplane

@@ -1,0 +1,42 @@
+// Names inside a store. docs/format/store-layout.md is the prose.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "format/checksum.h"
+#include "format/kinds.h"
+
+namespace hotplane {
+
+inline constexpr char kManifestName[] = "manifest";
+inline constexpr char kLocksName[] = "locks";
+inline constexpr char kUsersLockName[] = "users";
+inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
+
+// "layer-0007": at least four digits.
+std::string LayerStem(uint32_t layer);
+// "layer-0007.delta-quintal"
+std::string LayerFileName(uint32_t layer, Encoding encoding);
+// "layer-0007.source"
+std::string SourceRecordName(uint32_t layer);
+
+// What a file in a generation directory is by its name. Only names that this build writes count:
+// parsing is the inverse of the functions above.
+struct LayerName {
+  uint32_t layer = 0;
+  Encoding encoding = Encoding::kInvalid;  // kInvalid: the source record
+};
+std::optional<LayerName> ParseLayerName(std::string_view name);
+
+// A name that no other process or thread uses: ".tmp-<final name>-<pid>-<random>".
+std::string TemporaryName(std::string_view final_name);
+// The layer that a temporary belongs to; none for a temporary of something else.
+std::optional<uint32_t> LayerOfTemporary(std::string_view name);
+
+// 32 lower-case hexadecimal digits.
+std::optional<Digest128> ParseGenerationName(std::string_view name);
+
+}  // namespace hotplane

@@ -1,0 +1,177 @@
+#include "store/store.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/format_text.h"
+#include "base/log.h"
+#include "store/generation_state.h"
+#include "store/locks.h"
+#include "store/paths.h"
+
+namespace hotplane {
+namespace {
+
+// How often creating a generation starts over because gc removed its still empty directory.
+constexpr int kCreateAttemptsMax = 3;
+
+std::string JoinNames(const std::vector<Digest128>& generations) {
+  std::string text;
+  for (const Digest128& generation : generations) {
+    text += (text.empty() ? "" : ", ") + ToHex(generation);
+  }
+  return text;
+}
+
+// The shared lock that tells gc that the generation is in use. Null, with a line in the log, where
+// the file system has no locks or the lock file cannot be made.
+Result<std::unique_ptr<FileLock>> TakeUsersLock(Env& env, const std::string& directory) {
+  const std::string locks = JoinPath(directory, kLocksName);
+  (void)env.CreateDirectory(locks);  // there already, or nothing can be created: Lock will tell
+  const std::string path = JoinPath(locks, kUsersLockName);
+  Result<std::unique_ptr<FileLock>> lock = WaitForLock(
+      env, path, LockKind::kShared, "the garbage collection of this generation", nullptr);
+  if (lock || !LockingRefused(lock.error())) return lock;
+  Log(LogLevel::kWarning, "cannot lock {} ({}): do not run gc while this process uses the store",
+      path, lock.error().found());
+  return std::unique_ptr<FileLock>();
+}
+
+}  // namespace
+
+// The manifest is read after the lock was taken: until then gc may remove the generation.
+Result<Generation> Store::LoadGeneration(Env& env, const std::string& directory,
+                                         const Digest128& id,
+                                         std::unique_ptr<FileLock> users_lock) {
+  auto state = std::make_unique<Generation::State>();
+  state->env = &env;
+  state->directory = directory;
+  state->id = id;
+  state->users_lock = std::move(users_lock);
+  const std::string path = JoinPath(directory, kManifestName);
+  HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env, path, kSealedTextBytesMax));
+  state->manifest_digest = Digest(bytes);
+  auto manifest = DecodeManifest(AsText(bytes), path);
+  if (!manifest) {
+    return Fail(std::move(manifest.error())
+                    .Advice("remove this file and build again from the same checkpoint: the "
+                            "manifest is written anew and the layer files are kept"));
+  }
+  state->manifest = std::move(*manifest);
+  const Digest128 found = GenerationOf(state->manifest.identity);
+  if (found != id) {
+    return Fail(Status::Data("the manifest belongs to another generation")
+                    .File(path)
+                    .Expected(ToHex(id))
+                    .Found(ToHex(found)));
+  }
+  return Generation(std::move(state));
+}
+
+Result<Store> Store::Open(Env& env, const std::string& directory) {
+  HP_ASSIGN(const FileStat stat, env.Stat(directory));
+  if (stat.type == FileType::kInvalid) {
+    return Fail(Status::Usage("there is no store here")
+                    .File(directory)
+                    .Expected("a directory")
+                    .Found("nothing")
+                    .Advice("build one: hotplane build CHECKPOINT --store DIR"));
+  }
+  if (stat.type != FileType::kDirectory) {
+    return Fail(Status::Data("a store is a directory, this is not one")
+                    .File(directory)
+                    .Expected("a directory")
+                    .Found(stat.type == FileType::kRegular ? "a file" : "a special file"));
+  }
+  Store store(env, directory);
+  HP_ASSIGN(const std::vector<Digest128> generations, store.ListGenerations());
+  if (generations.empty()) {
+    return Fail(Status::Data("the directory holds no quantized checkpoint")
+                    .File(directory)
+                    .Expected("a folder named by 32 hexadecimal digits with a manifest in it")
+                    .Found("none")
+                    .Advice("build one: hotplane build CHECKPOINT --store DIR"));
+  }
+  return store;
+}
+
+Result<std::vector<Digest128>> Store::ListGenerations() const {
+  HP_ASSIGN(const std::vector<std::string> names, env_->List(directory_));
+  std::vector<Digest128> generations;
+  for (const std::string& name : names) {
+    const auto id = ParseGenerationName(name);
+    if (!id) continue;
+    const std::string manifest = JoinPath(JoinPath(directory_, name), kManifestName);
+    HP_ASSIGN(const FileStat stat, env_->Stat(manifest));
+    if (stat.type != FileType::kInvalid) generations.push_back(*id);
+  }
+  return generations;
+}
+
+Result<Generation> Store::OpenGeneration(std::string_view prefix) const {
+  HP_ASSIGN(const std::vector<Digest128> all, ListGenerations());
+  std::vector<Digest128> matches;
+  std::ranges::copy_if(all, std::back_inserter(matches),
+                       [&](const Digest128& id) { return ToHex(id).starts_with(prefix); });
+  if (matches.size() == 1) {
+    const std::string path = JoinPath(directory_, ToHex(matches.front()));
+    HP_ASSIGN(std::unique_ptr<FileLock> lock, TakeUsersLock(*env_, path));
+    return LoadGeneration(*env_, path, matches.front(), std::move(lock));
+  }
+  if (all.empty()) {
+    return Fail(Status::Data("the directory holds no quantized checkpoint").File(directory_));
+  }
+  if (matches.empty()) {
+    return Fail(Status::Usage(Text("no generation begins with \"{}\"", prefix))
+                    .File(directory_)
+                    .Expected(JoinNames(all)));
+  }
+  return Fail(
+      Status::Usage(Text("the store holds {} generations that could be meant", matches.size()))
+          .File(directory_)
+          .Expected("exactly one")
+          .Found(JoinNames(matches))
+          .Advice("choose one with --generation PREFIX"));
+}
+
+// One attempt; ENOENT when gc removed the directory between two steps.
+Result<Generation> Store::TryCreateGeneration(Env& env, const std::string& directory,
+                                              const Manifest& manifest) {
+  const Digest128 id = GenerationOf(manifest.identity);
+  const std::string path = JoinPath(directory, ToHex(id));
+  HP_TRY(CreateDirectories(env, path));
+  HP_ASSIGN(std::unique_ptr<FileLock> lock, TakeUsersLock(env, path));
+  const std::string file = JoinPath(path, kManifestName);
+  const std::string text = EncodeManifest(manifest);
+  HP_ASSIGN(const FileStat stat, env.Stat(file));
+  if (stat.type == FileType::kInvalid)
+    HP_TRY(PublishFile(env, file, std::as_bytes(std::span(text))));
+  HP_ASSIGN(Generation generation, LoadGeneration(env, path, id, std::move(lock)));
+  if (generation.manifest_digest() == Digest(text)) return generation;
+  HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env, file, kSealedTextBytesMax));
+  const auto differs = std::ranges::mismatch(AsText(bytes), text).in1;
+  return Fail(Status::Data("this checkpoint's description differs from the one in the store")
+                  .File(file)
+                  .At(static_cast<size_t>(differs - AsText(bytes).begin()))
+                  .Advice("the expert weights are the same but names or settings of the model are "
+                          "not: build into another store"));
+}
+
+Result<Generation> Store::OpenOrCreateGeneration(Env& env, const std::string& directory,
+                                                 const Manifest& manifest) {
+  HP_ASSIGN(const FileStat stat, env.Stat(directory));
+  if (stat.type != FileType::kInvalid && stat.type != FileType::kDirectory) {
+    return Fail(Status::Usage("a store is a directory, this is not one")
+                    .File(directory)
+                    .Expected("a directory, or nothing yet")
+                    .Found(stat.type == FileType::kRegular ? "a file" : "a special file"));
+  }
+  for (int attempt = 1;; ++attempt) {
+    Result<Generation> generation = TryCreateGeneration(env, directory, manifest);
+    const bool removed = !generation && generation.error().error_number() == ENOENT;
+    if (!removed || attempt == kCreateAttemptsMax) return generation;
+  }
+}
+
+}  // namespace hotplane

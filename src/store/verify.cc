@@ -1,0 +1,191 @@
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "base/format_text.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/units.h"
+#include "store/generation_state.h"
+#include "store/paths.h"
+#include "store/store.h"
+
+namespace hotplane {
+namespace {
+
+// Large enough that a disk streams, small enough that cancelling and progress are prompt; a whole
+// number of chunks.
+constexpr uint64_t kReadBytes = 4 * kMiB;
+static_assert(kReadBytes % kChunkBytes == 0);
+
+// Consecutive chunks that are read at once.
+struct ChunkRun {
+  size_t first;
+  size_t count;
+  uint64_t bytes;
+};
+
+std::vector<ChunkRun> GroupChunks(const std::vector<Chunk>& chunks) {
+  std::vector<ChunkRun> runs;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (runs.empty() || runs.back().bytes + chunks[i].bytes > kReadBytes) runs.push_back({i, 0, 0});
+    ++runs.back().count;
+    runs.back().bytes += chunks[i].bytes;
+  }
+  return runs;
+}
+
+class Verifier {
+ public:
+  Verifier(const Generation& generation, WorkerPool& pool, const CancelToken* cancel,
+           const ByteProgress& progress)
+      : generation_(generation), pool_(pool), cancel_(cancel), progress_(progress) {}
+
+  Result<VerifyReport> Run() {
+    HP_TRY(CheckManifest());
+    HP_ASSIGN(const std::vector<std::string> names,
+              generation_.env().List(generation_.directory()));
+    for (const std::string& name : names) {
+      if (!ParseLayerName(name)) continue;
+      HP_ASSIGN(const FileStat stat, generation_.env().Stat(PathOf(name)));
+      bytes_total_ += stat.bytes;
+    }
+    for (size_t i = 0; i < pool_.worker_count(); ++i) {
+      HP_ASSIGN(HugeBuffer buffer, HugeBuffer::Allocate(kReadBytes));
+      buffers_.push_back(std::move(buffer));
+    }
+    for (const std::string& name : names) {
+      const std::optional<LayerName> parsed = ParseLayerName(name);
+      if (!parsed) continue;
+      ++report_.files_checked;
+      HP_TRY(parsed->encoding == Encoding::kInvalid ? CheckSourceRecord(parsed->layer)
+                                                    : CheckLayerFile(*parsed));
+    }
+    std::ranges::stable_sort(report_.findings, [](const auto& a, const auto& b) {
+      return std::pair(a.file, a.chunk) < std::pair(b.file, b.chunk);
+    });
+    return std::move(report_);
+  }
+
+ private:
+  std::string PathOf(const std::string& name) const {
+    return JoinPath(generation_.directory(), name);
+  }
+
+  void Report(std::string file, uint32_t layer, std::optional<size_t> chunk, Status status) {
+    const std::lock_guard lock(mutex_);
+    report_.findings.push_back({std::move(file), layer, chunk, std::move(status)});
+  }
+
+  void Advance(uint64_t bytes, uint64_t chunks) {
+    const std::lock_guard lock(mutex_);
+    report_.bytes_checked += bytes;
+    report_.chunks_checked += chunks;
+    if (progress_) progress_(report_.bytes_checked, bytes_total_);
+  }
+
+  // It was right when the generation was opened; a file that is gone or changed since is damage.
+  Result<void> CheckManifest() {
+    const std::string path = PathOf(kManifestName);
+    ++report_.files_checked;
+    HP_ASSIGN(const FileStat stat, generation_.env().Stat(path));
+    if (stat.type == FileType::kInvalid) {
+      Report(path, 0, std::nullopt, Status::Data("the manifest is missing").File(path));
+      return {};
+    }
+    const auto bytes = ReadWholeFile(generation_.env(), path, kSealedTextBytesMax);
+    if (!bytes) {
+      Report(path, 0, std::nullopt, bytes.error());
+    } else if (Digest(*bytes) != generation_.manifest_digest()) {
+      Report(path, 0, std::nullopt,
+             Status::Data("the manifest changed while the store was in use")
+                 .File(path)
+                 .Expected(ToHex(generation_.manifest_digest()))
+                 .Found(ToHex(Digest(*bytes))));
+    } else {
+      bytes_total_ += bytes->size();
+      Advance(bytes->size(), 0);
+    }
+    return {};
+  }
+
+  Result<void> CheckSourceRecord(uint32_t layer) {
+    const std::string path = PathOf(SourceRecordName(layer));
+    const auto record = generation_.ReadSourceRecord(layer);
+    if (!record) {
+      Report(path, layer, std::nullopt, record.error());
+      return {};
+    }
+    HP_ASSIGN(const FileStat stat, generation_.env().Stat(path));
+    Advance(stat.bytes, 0);
+    return {};
+  }
+
+  Result<void> CheckLayerFile(const LayerName& name) {
+    const Result<LayerFile> file = generation_.OpenLayer(name.layer, name.encoding);
+    if (!file) {
+      Report(generation_.LayerPath(name.layer, name.encoding), name.layer, std::nullopt,
+             file.error());
+      return {};
+    }
+    Advance(file->bytes_metadata(), 0);
+    const std::vector<ChunkRun> runs = GroupChunks(file->chunks());
+    return pool_.ParallelFor(runs.size(), [&](size_t index, size_t worker) -> Result<void> {
+      if (cancel_ != nullptr) HP_TRY(cancel_->Check());
+      CheckRun(*file, runs[index], buffers_[worker].span().first(runs[index].bytes));
+      return {};
+    });
+  }
+
+  void CheckRun(const LayerFile& file, const ChunkRun& run, std::span<std::byte> buffer) {
+    const uint64_t offset = file.chunks()[run.first].offset;
+    // Where the large read fails each chunk is read alone, so that the bad ones are named.
+    const bool read = ReadFully(file.file(), offset, buffer).has_value();
+    for (size_t i = run.first; i < run.first + run.count; ++i) {
+      const Chunk& chunk = file.chunks()[i];
+      const auto bytes = buffer.subspan(chunk.offset - offset, chunk.bytes);
+      Result<void> good = read ? Result<void>() : ReadFully(file.file(), chunk.offset, bytes);
+      if (good) good = CheckChunk(file, i, bytes);
+      if (!good) {
+        Report(file.file().path(), file.layout().layer, i, std::move(good.error()));
+      }
+    }
+    Advance(run.bytes, run.count);
+  }
+
+  Result<void> CheckChunk(const LayerFile& file, size_t index, std::span<std::byte> bytes) {
+    if (Checksum64(bytes) != file.checksums()[index]) {
+      HP_TRY(file.RereadChunk(generation_.env(), index, bytes));
+      Log(LogLevel::kWarning, "{}: chunk {} was wrong in the page cache and is right on the disk",
+          file.file().path(), index);
+    }
+    const Chunk& chunk = file.chunks()[index];
+    if (chunk.section >= 0) return {};
+    const auto stain = std::ranges::find_if(bytes, [](std::byte b) { return b != std::byte{0}; });
+    if (stain == bytes.end()) return {};
+    return Fail(Status::Data(Text("a byte between pieces is not zero, layer {}, chunk {}",
+                                  file.layout().layer, index))
+                    .File(file.file().path())
+                    .At(chunk.offset + static_cast<size_t>(stain - bytes.begin()))
+                    .Expected("0")
+                    .Found(Text("{}", std::to_integer<unsigned>(*stain))));
+  }
+
+  const Generation& generation_;
+  WorkerPool& pool_;
+  const CancelToken* cancel_;
+  const ByteProgress& progress_;
+  std::vector<HugeBuffer> buffers_;  // by worker
+  uint64_t bytes_total_ = 0;
+  std::mutex mutex_;
+  VerifyReport report_;
+};
+
+}  // namespace
+
+Result<VerifyReport> Generation::Verify(WorkerPool& pool, const CancelToken* cancel,
+                                        const ByteProgress& progress) const {
+  return Verifier(*this, pool, cancel, progress).Run();
+}
+
+}  // namespace hotplane
