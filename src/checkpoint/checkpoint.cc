@@ -1,0 +1,286 @@
+#include "checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <iterator>
+#include <mutex>
+#include <utility>
+
+#include "base/check.h"
+#include "base/format_text.h"
+#include "checkpoint/shard_index.h"
+
+namespace hotplane {
+namespace {
+
+constexpr uint64_t kIndexBytesMax = kSafetensorsHeaderBytesMax;
+constexpr uint64_t kConfigBytesMax = 16'000'000;
+constexpr std::string_view kSuffix = ".safetensors";
+
+struct Shard {
+  std::string path;
+  FileStat stat{};
+};
+
+std::string_view AsText(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// What a shard that is no regular file is, for messages.
+Status NotAFile(const std::string& path, const FileStat& stat) {
+  if (stat.type == FileType::kInvalid) {
+    return Status::Data("a safetensors file is missing")
+        .File(path)
+        .Expected("a file")
+        .Found("nothing, or a symbolic link that leads nowhere")
+        .Advice("download the missing file");
+  }
+  return Status::Data("a safetensors file is not a regular file").File(path).Expected("a file");
+}
+
+Status HeaderLengthStatus(const std::string& path, uint64_t header_bytes, uint64_t file_bytes) {
+  // Reading "version " as a number gives a length far above the limit.
+  const bool pointer_file = std::memcmp(&header_bytes, "version ", sizeof(header_bytes)) == 0;
+  const uint64_t room = file_bytes - 8;
+  Status status =
+      Status::Data("the safetensors header length is impossible")
+          .File(path)
+          .At(0)
+          .Expected(Text("at most {} bytes", std::min(room, kSafetensorsHeaderBytesMax)))
+          .Found(Text("{} bytes", header_bytes));
+  return std::move(status).Advice(pointer_file
+                                      ? "this is a Git LFS pointer: fetch the file it stands for"
+                                      : "the file is cut short, or is not a safetensors file");
+}
+
+// Reads one header and appends its tensors to `tensors`.
+Result<void> ReadHeader(Env& env, uint32_t file_number, Shard& shard,
+                        std::vector<Tensor>& tensors) {
+  // Looking before opening keeps a FIFO or a device from being opened at all.
+  HP_ASSIGN(const FileStat named, env.Stat(shard.path));
+  if (named.type != FileType::kRegular) return Fail(NotAFile(shard.path, named));
+  HP_ASSIGN(const std::unique_ptr<File> file, env.Open(shard.path, OpenMode::kRead));
+  HP_ASSIGN(shard.stat, file->Stat());
+  const uint64_t file_bytes = shard.stat.bytes;
+  std::array<std::byte, 8> length_bytes;
+  if (file_bytes < length_bytes.size()) {
+    return Fail(Status::Data(file_bytes == 0 ? "a safetensors file is empty"
+                                             : "a safetensors file is cut short")
+                    .File(shard.path)
+                    .At(file_bytes)
+                    .Expected("at least 8 bytes")
+                    .Found(Text("{} bytes", file_bytes))
+                    .Advice("copy or download this file again"));
+  }
+  HP_TRY(ReadFully(*file, 0, length_bytes));
+  const auto header_bytes = std::bit_cast<uint64_t>(length_bytes);
+  if (header_bytes > kSafetensorsHeaderBytesMax || header_bytes > file_bytes - 8) {
+    return Fail(HeaderLengthStatus(shard.path, header_bytes, file_bytes));
+  }
+  std::vector<std::byte> header(header_bytes);
+  HP_TRY(ReadFully(*file, 8, header));
+  HP_ASSIGN(std::vector<Tensor> found,
+            ParseSafetensorsHeader(AsText(header), file_bytes, shard.path));
+  for (Tensor& tensor : found) {
+    tensor.file = file_number;
+    tensors.push_back(std::move(tensor));
+  }
+  return {};
+}
+
+Result<void> SortAndRefuseTwins(std::vector<Tensor>& tensors, std::span<const std::string> files) {
+  std::sort(tensors.begin(), tensors.end(), [](const Tensor& a, const Tensor& b) {
+    return std::tie(a.name, a.file) < std::tie(b.name, b.file);
+  });
+  const auto twin =
+      std::adjacent_find(tensors.begin(), tensors.end(),
+                         [](const Tensor& a, const Tensor& b) { return a.name == b.name; });
+  if (twin == tensors.end()) return {};
+  return Fail(Status::Data(Text("tensor {} is in two shards", twin->name))
+                  .File(files[std::next(twin)->file])
+                  .At(std::next(twin)->offset)
+                  .Expected("every tensor name once")
+                  .Found(Text("also in {}", files[twin->file]))
+                  .Advice("remove the file that does not belong to this checkpoint"));
+}
+
+// The index and the shards must say the same. Both are sorted by name; shard numbers agree.
+Result<void> CheckIndex(const ShardIndex& index, std::span<const Tensor> tensors,
+                        std::span<const std::string> files, const std::string& index_path) {
+  auto entry = index.entries.begin();
+  auto tensor = tensors.begin();
+  while (entry != index.entries.end() || tensor != tensors.end()) {
+    const bool entry_only =
+        tensor == tensors.end() || (entry != index.entries.end() && entry->tensor < tensor->name);
+    if (entry_only) {
+      return Fail(
+          Status::Data(Text("tensor {} is in the shard index but in no shard", entry->tensor))
+              .File(files[entry->shard])
+              .Expected(Text("the tensor, as {} says", index_path))
+              .Found("no such tensor")
+              .Advice("index and shards are of different checkpoints, or a file is stale"));
+    }
+    if (entry == index.entries.end() || tensor->name < entry->tensor) {
+      return Fail(Status::Data(Text("tensor {} is in a shard but not in the index", tensor->name))
+                      .File(files[tensor->file])
+                      .At(tensor->offset)
+                      .Expected(Text("an entry in {}", index_path))
+                      .Found("none")
+                      .Advice("index and shards are of different checkpoints, or a file is stale"));
+    }
+    if (entry->shard != tensor->file) {
+      return Fail(
+          Status::Data(Text("tensor {} is in another shard than the index says", tensor->name))
+              .File(files[tensor->file])
+              .At(tensor->offset)
+              .Expected(Text("the tensor in {}", files[entry->shard]))
+              .Found(Text("it in {}", files[tensor->file])));
+    }
+    ++entry;
+    ++tensor;
+  }
+  return {};
+}
+
+// The single .safetensors file of a folder without an index.
+Result<std::string> FindSingleFile(Env& env, const std::string& folder) {
+  HP_ASSIGN(const std::vector<std::string> names, env.List(folder));
+  std::vector<std::string> found;
+  for (const std::string& name : names) {
+    if (name.ends_with(kSuffix) && !name.starts_with(".")) found.push_back(name);
+  }
+  if (found.size() == 1) return found.front();
+  if (found.empty()) {
+    return Fail(Status::Usage("the folder holds no checkpoint")
+                    .File(folder)
+                    .Expected(Text("{}, or one .safetensors file", kShardIndexName))
+                    .Found("neither"));
+  }
+  return Fail(
+      Status::Usage("the folder holds several .safetensors files and no index")
+          .File(folder)
+          .Expected(std::string(kShardIndexName))
+          .Found(Text("{} files, the first two are {} and {}", found.size(), found[0], found[1]))
+          .Advice(Text("fetch {}, or name one file", kShardIndexName)));
+}
+
+Result<std::string> ReadConfig(Env& env, const std::string& folder) {
+  const std::string path = JoinPath(folder, "config.json");
+  HP_ASSIGN(const FileStat stat, env.Stat(path));
+  if (stat.type == FileType::kInvalid) return std::string();
+  if (stat.type != FileType::kRegular) {
+    return Fail(Status::Data("config.json is not a regular file").File(path).Expected("a file"));
+  }
+  HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env, path, kConfigBytesMax));
+  return std::string(AsText(bytes));
+}
+
+}  // namespace
+
+struct Checkpoint::State {
+  Env* env = nullptr;
+  std::string path;
+  std::vector<std::string> files;
+  std::vector<FileStat> stats;  // as they were when the headers were read
+  std::vector<Tensor> tensors;
+  std::string config_text;
+  std::mutex mutex;  // guards `open`
+  std::vector<std::unique_ptr<File>> open;
+
+  Result<File*> OpenShard(uint32_t number);
+};
+
+Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+const std::string& Checkpoint::path() const { return state_->path; }
+std::span<const std::string> Checkpoint::files() const { return state_->files; }
+std::span<const Tensor> Checkpoint::tensors() const { return state_->tensors; }
+std::string_view Checkpoint::config_text() const { return state_->config_text; }
+
+const Tensor* Checkpoint::Find(std::string_view name) const {
+  const auto found = std::lower_bound(
+      state_->tensors.begin(), state_->tensors.end(), name,
+      [](const Tensor& tensor, std::string_view key) { return tensor.name < key; });
+  return found != state_->tensors.end() && found->name == name ? &*found : nullptr;
+}
+
+Result<Checkpoint> Checkpoint::Open(Env& env, const std::string& path) {
+  HP_ASSIGN(const FileStat stat, env.Stat(path));
+  auto state = std::make_unique<State>();
+  state->env = &env;
+  state->path = path;
+  std::string folder = path;
+  std::optional<ShardIndex> index;
+  const std::string index_path = JoinPath(path, kShardIndexName);
+  if (stat.type == FileType::kRegular) {
+    folder = ParentPath(path);
+    state->files.push_back(path);
+  } else if (stat.type == FileType::kDirectory) {
+    HP_ASSIGN(const FileStat index_stat, env.Stat(index_path));
+    if (index_stat.type == FileType::kRegular) {
+      HP_ASSIGN(const std::vector<std::byte> text, ReadWholeFile(env, index_path, kIndexBytesMax));
+      HP_ASSIGN(index, ParseShardIndex(AsText(text), index_path));
+      for (const std::string& shard : index->shards) state->files.push_back(JoinPath(path, shard));
+    } else {
+      HP_ASSIGN(const std::string name, FindSingleFile(env, path));
+      state->files.push_back(JoinPath(path, name));
+    }
+  } else {
+    return Fail(Status::Usage("there is no checkpoint at this path")
+                    .File(path)
+                    .Expected("a folder or a .safetensors file")
+                    .Found(stat.type == FileType::kInvalid ? "nothing" : "neither"));
+  }
+  for (uint32_t i = 0; i < state->files.size(); ++i) {
+    Shard shard = {.path = state->files[i]};
+    HP_TRY(ReadHeader(env, i, shard, state->tensors));
+    state->stats.push_back(shard.stat);
+  }
+  HP_TRY(SortAndRefuseTwins(state->tensors, state->files));
+  if (index) HP_TRY(CheckIndex(*index, state->tensors, state->files, index_path));
+  HP_ASSIGN(state->config_text, ReadConfig(env, folder));
+  state->open.resize(state->files.size());
+  return Checkpoint(std::move(state));
+}
+
+Result<File*> Checkpoint::State::OpenShard(uint32_t number) {
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<File>& file = open[number];
+  if (file) return file.get();
+  HP_ASSIGN(std::unique_ptr<File> opened, env->Open(files[number], OpenMode::kRead));
+  HP_ASSIGN(const FileStat now, opened->Stat());
+  const FileStat& before = stats[number];
+  if (now.bytes != before.bytes || now.device != before.device || now.inode != before.inode ||
+      now.modified_ns != before.modified_ns) {
+    return Fail(Status::Data("a shard changed while the checkpoint was in use")
+                    .File(files[number])
+                    .Expected(Text("the file of {} bytes whose header was read", before.bytes))
+                    .Found(Text("another one, of {} bytes", now.bytes))
+                    .Advice("run again when the checkpoint is complete"));
+  }
+  file = std::move(opened);
+  return file.get();
+}
+
+Result<void> Checkpoint::Read(const Tensor& tensor, uint64_t offset,
+                              std::span<std::byte> destination) const {
+  HP_CHECK(offset <= tensor.bytes && destination.size() <= tensor.bytes - offset);
+  if (destination.empty()) return {};
+  HP_ASSIGN(File * file, state_->OpenShard(tensor.file));
+  Result<void> read = ReadFully(*file, tensor.offset + offset, destination);
+  if (!read) return Fail(std::move(read).error().Because(Text("reading tensor {}", tensor.name)));
+  return {};
+}
+
+void Checkpoint::DropCache(const Tensor& tensor) const {
+  const std::lock_guard lock(state_->mutex);
+  File* file = state_->open[tensor.file].get();
+  if (file != nullptr && tensor.bytes > 0) file->DropCache(tensor.offset, tensor.bytes);
+}
+
+}  // namespace hotplane

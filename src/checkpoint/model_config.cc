@@ -1,0 +1,116 @@
+#include "checkpoint/model_config.h"
+
+#include <array>
+#include <cmath>
+
+#include "base/format_text.h"
+#include "checkpoint/json_scan.h"
+
+namespace hotplane {
+namespace {
+
+constexpr uint32_t kTopKMax = 4096;
+
+struct Fields {
+  bool top_k_seen = false;
+  bool swiglu_limit_seen = false;
+  ModelConfig values;
+};
+
+class ConfigVisitor : public JsonVisitor {
+ public:
+  ModelConfig Config() const {
+    const auto& [outer, inner] = fields_;
+    ModelConfig config = inner.values;
+    if (!config.top_k) config.top_k = outer.values.top_k;
+    if (!inner.swiglu_limit_seen) config.swiglu_limit = outer.values.swiglu_limit;
+    return config;
+  }
+
+  Result<void> BeginObject() override {
+    if (depth_ == 1 && key_ == "text_config") {
+      if (text_config_seen_) return Duplicate("text_config");
+      text_config_seen_ = in_text_config_ = true;
+    }
+    ++depth_;
+    return {};
+  }
+  Result<void> EndObject() override {
+    if (--depth_ == 1) in_text_config_ = false;
+    return {};
+  }
+  Result<void> BeginArray() override {
+    if (depth_ == 0) return NotAnObject();
+    ++depth_;
+    return {};
+  }
+  Result<void> EndArray() override {
+    --depth_;
+    return {};
+  }
+  Result<void> Key(std::string_view key) override {
+    key_ = key;
+    return {};
+  }
+  Result<void> Scalar(const JsonScalar& scalar) override {
+    if (depth_ == 0) return NotAnObject();
+    const bool inner = depth_ == 2 && in_text_config_;
+    if (depth_ != 1 && !inner) return {};
+    Fields& fields = fields_[inner ? 1 : 0];
+    if (key_ == "num_experts_per_tok") return TakeTopK(scalar, fields);
+    if (key_ == "swiglu_limit") return TakeSwigluLimit(scalar, fields);
+    return {};
+  }
+
+ private:
+  static Result<void> NotAnObject() {
+    return Fail(Status::Data("config.json is malformed").Expected("a JSON object"));
+  }
+  static Result<void> Duplicate(std::string_view key) {
+    return Fail(Status::Data("config.json has a duplicate key").Found(std::string(key)));
+  }
+  static Result<void> TakeTopK(const JsonScalar& scalar, Fields& fields) {
+    if (fields.top_k_seen) return Duplicate("num_experts_per_tok");
+    fields.top_k_seen = true;
+    if (scalar.kind == JsonScalar::Kind::kNull) return {};
+    if (scalar.kind != JsonScalar::Kind::kUnsigned || scalar.unsigned_value < 1 ||
+        scalar.unsigned_value > kTopKMax) {
+      return Fail(Status::Data("num_experts_per_tok of config.json is malformed")
+                      .Expected(Text("a whole number from 1 to {}", kTopKMax))
+                      .Found(JsonScalarText(scalar)));
+    }
+    fields.values.top_k = static_cast<uint32_t>(scalar.unsigned_value);
+    return {};
+  }
+  static Result<void> TakeSwigluLimit(const JsonScalar& scalar, Fields& fields) {
+    if (fields.swiglu_limit_seen) return Duplicate("swiglu_limit");
+    fields.swiglu_limit_seen = true;
+    if (scalar.kind == JsonScalar::Kind::kNull) return {};
+    const bool is_number =
+        scalar.kind == JsonScalar::Kind::kUnsigned || scalar.kind == JsonScalar::Kind::kNumber;
+    if (!is_number || !std::isfinite(scalar.number) || scalar.number < 0) {
+      return Fail(Status::Data("swiglu_limit of config.json is malformed")
+                      .Expected("a number that is not negative")
+                      .Found(JsonScalarText(scalar)));
+    }
+    if (scalar.number > 0) fields.values.swiglu_limit = scalar.number;
+    return {};
+  }
+
+  uint32_t depth_ = 0;
+  bool in_text_config_ = false;
+  bool text_config_seen_ = false;
+  std::string key_;
+  std::array<Fields, 2> fields_;  // of the outer object, of text_config
+};
+
+}  // namespace
+
+Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& file) {
+  if (text.empty()) return ModelConfig{};
+  ConfigVisitor visitor;
+  HP_TRY(ScanJson(text, {.what = "config.json", .file = file}, visitor));
+  return visitor.Config();
+}
+
+}  // namespace hotplane

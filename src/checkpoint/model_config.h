@@ -1,0 +1,24 @@
+// The few fields of config.json that describe how experts are used. None of them decides what the
+// expert tensors are.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace hotplane {
+
+struct ModelConfig {
+  std::optional<uint32_t> top_k;       // num_experts_per_tok
+  std::optional<double> swiglu_limit;  // absent also when it is 0, which means no clamp
+};
+
+// Fields of "text_config" win over those of the outer object: multimodal models keep the language
+// model's there. Empty `text` (no config.json) gives no fields. kData naming `file` when the text
+// is not a JSON object, or a field that is read is of another type, out of range, or there twice.
+Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& file);
+
+}  // namespace hotplane

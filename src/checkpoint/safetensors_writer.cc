@@ -1,0 +1,137 @@
+#include "checkpoint/safetensors_writer.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "base/check.h"
+#include "base/format_text.h"
+#include "base/units.h"
+#include "checkpoint/shard_index.h"
+
+namespace hotplane {
+namespace {
+
+Result<void> WriteTextFile(Env& env, const std::string& path, const std::string& text) {
+  HP_ASSIGN(const std::unique_ptr<File> file, env.Open(path, OpenMode::kCreate));
+  HP_TRY(WriteFully(*file, 0, std::as_bytes(std::span(text))));
+  return file->Sync();
+}
+
+}  // namespace
+
+uint64_t TensorSpecBytes(const TensorSpec& spec) {
+  uint64_t bytes = DtypeBytes(spec.dtype);
+  for (const uint64_t dimension : spec.shape) bytes *= dimension;
+  return bytes;
+}
+
+std::string EncodeSafetensorsHeader(std::span<const TensorSpec> tensors) {
+  std::string json = R"({"__metadata__":{"format":"pt"})";
+  uint64_t begin = 0;
+  for (const TensorSpec& spec : tensors) {
+    const uint64_t end = begin + TensorSpecBytes(spec);
+    json += Text(R"(,"{}":{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})", spec.name,
+                 DtypeName(spec.dtype), ShapeText(spec.shape), begin, end);
+    begin = end;
+  }
+  json += "}";
+  json.resize(RoundUp(json.size(), 8), ' ');
+  const auto length = std::bit_cast<std::array<char, 8>>(uint64_t{json.size()});
+  return std::string(length.data(), length.size()) + json;
+}
+
+CheckpointWriter::CheckpointWriter(Env& env, std::string directory, std::vector<TensorSpec> tensors,
+                                   CheckpointWriterOptions options)
+    : env_(&env),
+      directory_(std::move(directory)),
+      tensors_(std::move(tensors)),
+      options_(std::move(options)) {}
+
+Result<CheckpointWriter> CheckpointWriter::Create(Env& env, const std::string& directory,
+                                                  std::vector<TensorSpec> tensors,
+                                                  CheckpointWriterOptions options) {
+  CheckpointWriter writer(env, directory, std::move(tensors), std::move(options));
+  HP_TRY(CreateDirectories(env, directory));
+  writer.PlanShards();
+  HP_TRY(writer.OpenShard());
+  return writer;
+}
+
+void CheckpointWriter::PlanShards() {
+  shards_.push_back({});
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const uint64_t bytes = TensorSpecBytes(tensors_[i]);
+    const bool full = options_.shard_bytes_max != 0 && shards_.back().bytes > 0 &&
+                      shards_.back().bytes + bytes > options_.shard_bytes_max;
+    if (full) shards_.push_back({.name = "", .begin = i, .end = i, .bytes = 0});
+    shards_.back().end = i + 1;
+    shards_.back().bytes += bytes;
+    data_bytes_ += bytes;
+  }
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    shards_[i].name = options_.shard_bytes_max == 0
+                          ? "model.safetensors"
+                          : Text("model-{:05}-of-{:05}.safetensors", i + 1, shards_.size());
+  }
+}
+
+Result<void> CheckpointWriter::OpenShard() {
+  const Shard& shard = shards_[shard_];
+  HP_ASSIGN(file_, env_->Open(JoinPath(directory_, shard.name), OpenMode::kCreate));
+  const std::string header =
+      EncodeSafetensorsHeader(std::span(tensors_).subspan(shard.begin, shard.end - shard.begin));
+  data_start_ = header.size();
+  written_ = 0;
+  return WriteFully(*file_, 0, std::as_bytes(std::span(header)));
+}
+
+Result<void> CheckpointWriter::CloseShard() {
+  HP_TRY(file_->Sync());
+  file_.reset();
+  ++shard_;
+  return {};
+}
+
+Result<void> CheckpointWriter::Append(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (written_ == shards_[shard_].bytes) {
+      HP_CHECK(shard_ + 1 < shards_.size());
+      HP_TRY(CloseShard());
+      HP_TRY(OpenShard());
+    }
+    const uint64_t room = shards_[shard_].bytes - written_;
+    const size_t piece = std::min<uint64_t>(room, bytes.size());
+    HP_TRY(WriteFully(*file_, data_start_ + written_, bytes.first(piece)));
+    written_ += piece;
+    bytes = bytes.subspan(piece);
+  }
+  return {};
+}
+
+std::string CheckpointWriter::EncodeIndex() const {
+  std::string text =
+      Text("{{\n\"metadata\": {{\"total_size\": {}}},\n\"weight_map\": {{", data_bytes_);
+  const char* separator = "\n";
+  for (const Shard& shard : shards_) {
+    for (size_t i = shard.begin; i < shard.end; ++i) {
+      text += Text("{}\"{}\": \"{}\"", separator, tensors_[i].name, shard.name);
+      separator = ",\n";
+    }
+  }
+  return text + "\n}\n}\n";
+}
+
+Result<void> CheckpointWriter::Finish() {
+  HP_CHECK(shard_ + 1 == shards_.size() && written_ == shards_[shard_].bytes);
+  HP_TRY(CloseShard());
+  if (!options_.config_text.empty()) {
+    HP_TRY(WriteTextFile(*env_, JoinPath(directory_, "config.json"), options_.config_text));
+  }
+  if (options_.shard_bytes_max != 0) {
+    HP_TRY(WriteTextFile(*env_, JoinPath(directory_, kShardIndexName), EncodeIndex()));
+  }
+  return env_->SyncDirectory(directory_);
+}
+
+}  // namespace hotplane

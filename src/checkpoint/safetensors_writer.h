@@ -1,0 +1,81 @@
+// Writes safetensors checkpoints as a stream: tensors are declared first, then their data follows
+// in the declared order, in pieces of any size. For synthetic checkpoints and for tests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "checkpoint/checkpoint.h"
+#include "io/env.h"
+
+namespace hotplane {
+
+struct TensorSpec {
+  std::string name;
+  Dtype dtype = Dtype::kInvalid;
+  std::vector<uint64_t> shape;
+};
+// REQUIRES a size below 2^60.
+uint64_t TensorSpecBytes(const TensorSpec& spec);
+
+// The first bytes of a safetensors file that holds these tensors in this order: the length and the
+// JSON, padded with spaces to a multiple of 8. REQUIRES names that need no JSON escapes.
+std::string EncodeSafetensorsHeader(std::span<const TensorSpec> tensors);
+
+struct CheckpointWriterOptions {
+  // Data bytes of a shard; a larger tensor gets a shard of its own. 0: one model.safetensors
+  // without an index.
+  uint64_t shard_bytes_max = 0;
+  std::string config_text;  // config.json; none when empty
+};
+
+// Not thread-safe. A checkpoint that was not finished lacks its index (or, without shards, has a
+// file that is cut short) and is refused by Checkpoint::Open.
+class CheckpointWriter {
+ public:
+  // `directory` is created when missing; files in the way are kSystem with EEXIST.
+  static Result<CheckpointWriter> Create(Env& env, const std::string& directory,
+                                         std::vector<TensorSpec> tensors,
+                                         CheckpointWriterOptions options);
+
+  // The next bytes of the concatenated data of all tensors. HP_CHECK: not more than was declared.
+  Result<void> Append(std::span<const std::byte> bytes);
+  // Syncs, then writes index and config. HP_CHECK: all declared bytes were appended.
+  Result<void> Finish();
+
+  uint64_t data_bytes() const { return data_bytes_; }
+
+ private:
+  struct Shard {
+    std::string name;
+    size_t begin = 0;  // tensors_[begin, end)
+    size_t end = 0;
+    uint64_t bytes = 0;
+  };
+
+  CheckpointWriter(Env& env, std::string directory, std::vector<TensorSpec> tensors,
+                   CheckpointWriterOptions options);
+  void PlanShards();
+  Result<void> OpenShard();
+  Result<void> CloseShard();
+  std::string EncodeIndex() const;
+
+  Env* env_;
+  std::string directory_;
+  std::vector<TensorSpec> tensors_;
+  CheckpointWriterOptions options_;
+  std::vector<Shard> shards_;
+  uint64_t data_bytes_ = 0;
+
+  size_t shard_ = 0;  // the one being written; shards_.size() when all are
+  std::unique_ptr<File> file_;
+  uint64_t data_start_ = 0;
+  uint64_t written_ = 0;  // data bytes of the open shard
+};
+
+}  // namespace hotplane
