@@ -76,7 +76,7 @@ struct Fault {
   uint64_t first = 1;
   uint64_t count = 1;  // how many from there on; kForever
   OperationKind kind = OperationKind::kAny;
-  std::string path_contains;  // for a rename either path
+  std::string path_contains = {};  // for a rename either path
   // kError; EINTR hits kRead and kWrite only (nothing else may return it), and callers retry it for
   // as long as it comes, so give it a count.
   int error = EIO;
@@ -90,7 +90,7 @@ struct Fault {
 
 // Bits that flip on the way from the file to the reader; the file stays as it is.
 struct BitFlip {
-  std::string path_contains;
+  std::string path_contains = {};
   uint64_t offset = 0;
   std::byte flipped_bits{1};
   uint64_t count = Fault::kForever;  // reads and maps of that byte which it hits

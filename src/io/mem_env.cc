@@ -509,19 +509,21 @@ Result<void> MemEnv::Rename(const std::string& from, const std::string& to) {
   const auto is_directory = [](const State::Place& place) {
     return place.node != nullptr && place.node->type == FileType::kDirectory;
   };
-  const bool into_itself =
-      is_directory(source) && NormalizePath(to).starts_with(NormalizePath(from) + "/");
-  const bool target_taken = target.node != nullptr && target.node != source.node;
-  const int error = source.error != 0                                               ? source.error
-                    : target.error != 0                                             ? target.error
-                    : source.node == nullptr                                        ? ENOENT
-                    : source.parent == nullptr || target.parent == nullptr          ? EBUSY
-                    : state_->read_only                                             ? EROFS
-                    : into_itself                                                   ? EINVAL
-                    : target_taken && is_directory(target) && !is_directory(source) ? EISDIR
-                    : target_taken && !is_directory(target) && is_directory(source) ? ENOTDIR
-                    : target_taken && !target.node->entries.empty()                 ? ENOTEMPTY
-                                                                                    : 0;
+  const auto is_within = [](const std::string& path, const std::string& directory) {
+    return NormalizePath(path).starts_with(NormalizePath(directory) + "/");
+  };
+  const bool taken = target.node != nullptr && target.node != source.node;
+  const int error = source.error != 0                                        ? source.error
+                    : target.error != 0                                      ? target.error
+                    : source.parent == nullptr || target.parent == nullptr   ? EBUSY
+                    : state_->read_only                                      ? EROFS
+                    : source.node == nullptr                                 ? ENOENT
+                    : is_within(to, from)                                    ? EINVAL
+                    : is_within(from, to)                                    ? ENOTEMPTY
+                    : taken && is_directory(target) && !is_directory(source) ? EISDIR
+                    : taken && !is_directory(target) && is_directory(source) ? ENOTDIR
+                    : taken && !target.node->entries.empty()                 ? ENOTEMPTY
+                                                                             : 0;
   if (error != 0)
     return Fail(ErrorStatus(error, "cannot rename", from).Expected(Text("a file named {}", to)));
   if (target.node == source.node) return {};
