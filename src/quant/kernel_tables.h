@@ -8,5 +8,7 @@
 namespace hotplane {
 
 extern const Kernels kScalarKernels;
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
 
 }  // namespace hotplane

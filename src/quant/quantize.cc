@@ -11,8 +11,21 @@
 namespace hotplane {
 namespace {
 
+// What kernels_avx2.cc and kernels_avx512.cc are compiled with.
+bool RunsAvx2() {
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("popcnt") != 0 &&
+         __builtin_cpu_supports("f16c") != 0;
+}
+bool RunsAvx512() {
+  return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+         __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+         __builtin_cpu_supports("popcnt") != 0;
+}
+
 struct Available {
   Available() {
+    if (RunsAvx512()) tables[count++] = &kAvx512Kernels;
+    if (RunsAvx2()) tables[count++] = &kAvx2Kernels;
     tables[count++] = &kScalarKernels;
   }
   std::array<const Kernels*, 3> tables = {};
