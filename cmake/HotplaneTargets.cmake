@@ -1,5 +1,7 @@
 # hp_library: one OBJECT library per folder of src/, with one-way links.
-# hp_test, hp_bench, hp_fuzz: programs that link the objects of a folder and of what it depends on.
+# hp_program, hp_test, hp_bench, hp_fuzz: programs that link the objects of a folder and of what it
+# depends on. Each registers itself with ctest; labels: threads (run by the tsan preset), fuzz, and
+# plain_build_only for what means nothing under a sanitizer.
 
 add_library(hp_options INTERFACE)
 target_include_directories(hp_options INTERFACE
@@ -7,6 +9,8 @@ target_include_directories(hp_options INTERFACE
 target_compile_options(hp_options INTERFACE
   -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
   $<$<CONFIG:Debug>:-Og>)
+# g++ 12 warns of overlap inside its own std::string::operator+ (GCC bug 105651).
+target_compile_options(hp_options INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
 # What a run computes must not depend on how the compiler fuses operations.
 target_compile_options(hp_options INTERFACE -ffp-contract=off)
 target_compile_definitions(hp_options INTERFACE HOTPLANE_VERSION_TEXT="${PROJECT_VERSION}")
@@ -46,9 +50,33 @@ function(hp_link target)
   endforeach()
 endfunction()
 
-# hp_test(<folder> SOURCES <files> [NAME <name>] [DEPS <folders>]): <name>_test, registered test by test.
-function(hp_test folder)
+# hp_program(<folder> NAME <name> SOURCES <files> [DEPS <folders>]): bin/<name>, installed. It
+# carries its own C++ runtime, so that it runs where only the binary was copied.
+function(hp_program folder)
   cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS" ${ARGN})
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  hp_link(${arg_NAME} ${folder} ${arg_DEPS})
+  set_target_properties(${arg_NAME} PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  hp_own_runtime(${arg_NAME})
+  install(TARGETS ${arg_NAME} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endfunction()
+
+# Links libstdc++ and libgcc into the target. Sanitizers need the shared ones.
+function(hp_own_runtime target)
+  if(NOT HOTPLANE_SANITIZE)
+    target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc)
+  endif()
+endfunction()
+
+add_custom_target(thread_tests)
+add_custom_target(fuzzers)
+set(HP_THREADED base io store boot engine capi)
+
+# hp_test(<folder> SOURCES <files> [NAME <name>] [DEPS <folders>] [LABELS <labels>]): <name>_test,
+# registered test by test.
+function(hp_test folder)
+  cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT HOTPLANE_BUILD_TESTS)
     return()
   endif()
@@ -61,9 +89,17 @@ function(hp_test folder)
   target_compile_definitions(${arg_NAME}_test PRIVATE
     HOTPLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HOTPLANE_BINARY_DIR="${PROJECT_BINARY_DIR}")
   target_link_libraries(${arg_NAME}_test PRIVATE GTest::gtest GTest::gtest_main)
+  if(folder IN_LIST HP_THREADED)
+    list(APPEND arg_LABELS threads)
+    add_dependencies(thread_tests ${arg_NAME}_test)
+  endif()
+  set(properties TIMEOUT 600)
+  if(arg_LABELS)
+    list(APPEND properties LABELS "${arg_LABELS}")
+  endif()
   include(GoogleTest)
   gtest_discover_tests(${arg_NAME}_test TEST_PREFIX "${arg_NAME}." DISCOVERY_MODE PRE_TEST
-    PROPERTIES TIMEOUT 600)
+    DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
 endfunction()
 
 # hp_bench(<folder> SOURCES <files> [NAME <name>]): <name>_bench.
@@ -80,7 +116,8 @@ function(hp_bench folder)
   target_include_directories(${arg_NAME}_bench PRIVATE ${PROJECT_SOURCE_DIR})
 endfunction()
 
-# hp_fuzz(<folder> NAME <name> SOURCES <files>): <name>_fuzz with libFuzzer.
+# hp_fuzz(<folder> NAME <name> SOURCES <files> [DEPS <folders>]): <name>_fuzz with libFuzzer. The
+# test runs it over fuzz/corpus/<name> and a few seconds on; what it finds stays in the build folder.
 function(hp_fuzz folder)
   cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS" ${ARGN})
   if(NOT HOTPLANE_BUILD_FUZZ)
@@ -89,4 +126,14 @@ function(hp_fuzz folder)
   add_executable(${arg_NAME}_fuzz ${arg_SOURCES})
   hp_link(${arg_NAME}_fuzz ${folder} ${arg_DEPS})
   target_link_options(${arg_NAME}_fuzz PRIVATE -fsanitize=fuzzer)
+  add_dependencies(fuzzers ${arg_NAME}_fuzz)
+  set(found "${PROJECT_BINARY_DIR}/fuzz/${arg_NAME}")
+  file(MAKE_DIRECTORY "${found}")
+  set(corpus "${PROJECT_SOURCE_DIR}/fuzz/corpus/${arg_NAME}")
+  if(NOT IS_DIRECTORY "${corpus}")
+    message(FATAL_ERROR "${arg_NAME}_fuzz has no seed corpus: expected ${corpus}")
+  endif()
+  add_test(NAME fuzz.${arg_NAME} COMMAND ${arg_NAME}_fuzz -max_total_time=10 -timeout=10
+    -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix=${found}/ "${found}" "${corpus}")
+  set_tests_properties(fuzz.${arg_NAME} PROPERTIES LABELS fuzz TIMEOUT 120)
 endfunction()

@@ -1,0 +1,54 @@
+# bash completion for hotplane. tests/install/options_agree.py holds it to what --help says.
+
+_hotplane_options() {
+  local general="--json --quiet --verbose --help"
+  case $1 in
+    build)
+      echo "$general --store --layers --tiers --delta --zero-mode --workers --staging-limit
+        --stall-timeout --no-lock"
+      ;;
+    boot) echo "$general --generation --layers --map --verify --cache --workers" ;;
+    warm) echo "$general --generation --tiers" ;;
+    inspect) echo "$general" ;;
+    verify) echo "$general --generation --source" ;;
+    export) echo "$general --generation --layer --part --expert --encoded --out" ;;
+    gc) echo "$general" ;;
+    synth) echo "$general --geometry --layers --checkpoint --seed" ;;
+    doctor) echo "$general --store" ;;
+    *) echo "--version --help" ;;
+  esac
+}
+
+# The values that a word after an option may take; nothing: a file or a free value.
+_hotplane_values() {
+  case $1 in
+    --tiers) echo "base base,delta" ;;
+    --delta) echo "quintal nibble" ;;
+    --zero-mode) echo "auto sign alt" ;;
+    --verify) echo "all none" ;;
+    --cache) echo "auto keep bypass" ;;
+    --part) echo "planes13 sc13 planes2 sc2 fp13 fp2" ;;
+    --geometry) echo "ds4-flash glm-5.2 kimi-k2 gpt-oss-120b" ;;
+    --layers) echo "main mtp" ;;
+  esac
+}
+
+_hotplane() {
+  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} values
+  COMPREPLY=()
+  if [[ $COMP_CWORD -eq 1 && $word != -* ]]; then
+    values="build boot warm inspect verify export gc synth doctor"
+  else
+    values=$(_hotplane_values "$before")
+    if [[ -z $values && $word == -* ]]; then
+      values=$(_hotplane_options "${COMP_WORDS[1]}")
+    fi
+  fi
+  if [[ -n $values ]]; then
+    mapfile -t COMPREPLY < <(compgen -W "$values" -- "$word")
+  else
+    mapfile -t COMPREPLY < <(compgen -f -- "$word")
+  fi
+}
+
+complete -o filenames -F _hotplane hotplane
