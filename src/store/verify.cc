@@ -42,18 +42,14 @@ class Verifier {
       : generation_(generation), pool_(pool), cancel_(cancel), progress_(progress) {}
 
   Result<VerifyReport> Run() {
-    HP_TRY(CheckManifest());
     HP_ASSIGN(const std::vector<std::string> names,
               generation_.env().List(generation_.directory()));
     for (const std::string& name : names) {
-      if (!ParseLayerName(name)) continue;
+      if (name != kManifestName && !ParseLayerName(name)) continue;
       HP_ASSIGN(const FileStat stat, generation_.env().Stat(PathOf(name)));
       bytes_total_ += stat.bytes;
     }
-    for (size_t i = 0; i < pool_.worker_count(); ++i) {
-      HP_ASSIGN(HugeBuffer buffer, HugeBuffer::Allocate(kReadBytes));
-      buffers_.push_back(std::move(buffer));
-    }
+    HP_TRY(CheckManifest());
     for (const std::string& name : names) {
       const std::optional<LayerName> parsed = ParseLayerName(name);
       if (!parsed) continue;
@@ -103,7 +99,6 @@ class Verifier {
                  .Expected(ToHex(generation_.manifest_digest()))
                  .Found(ToHex(Digest(*bytes))));
     } else {
-      bytes_total_ += bytes->size();
       Advance(bytes->size(), 0);
     }
     return {};
@@ -130,11 +125,22 @@ class Verifier {
     }
     Advance(file->bytes_metadata(), 0);
     const std::vector<ChunkRun> runs = GroupChunks(file->chunks());
+    HP_TRY(GrowBuffers(std::ranges::max(runs, {}, &ChunkRun::bytes).bytes));
     return pool_.ParallelFor(runs.size(), [&](size_t index, size_t worker) -> Result<void> {
       if (cancel_ != nullptr) HP_TRY(cancel_->Check());
       CheckRun(*file, runs[index], buffers_[worker].span().first(runs[index].bytes));
       return {};
     });
+  }
+
+  // Small stores need small buffers only; what is there is kept from file to file.
+  Result<void> GrowBuffers(uint64_t bytes) {
+    buffers_.resize(pool_.worker_count());
+    for (HugeBuffer& buffer : buffers_) {
+      if (buffer.size() >= bytes) continue;
+      HP_ASSIGN(buffer, HugeBuffer::Allocate(bytes));
+    }
+    return {};
   }
 
   void CheckRun(const LayerFile& file, const ChunkRun& run, std::span<std::byte> buffer) {
