@@ -63,6 +63,14 @@ file(RELATIVE_PATH HOTPLANE_PC_PREFIX
   ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 configure_file(cmake/hotplane.pc.in ${PROJECT_BINARY_DIR}/packaging/hotplane.pc @ONLY)
 
+# The command line carries its own C++ runtime: it runs where only the binary was copied.
+if(TARGET hotplane_cli)
+  set_target_properties(hotplane_cli PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  hp_own_runtime(hotplane_cli)
+  install(TARGETS hotplane_cli)
+endif()
+
 install(TARGETS hotplane_shared hotplane_static EXPORT hotplane)
 install(EXPORT hotplane FILE hotplaneTargets.cmake NAMESPACE hotplane:: DESTINATION ${HP_CMAKE_DIR})
 install(DIRECTORY include/hotplane DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

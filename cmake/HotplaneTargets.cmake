@@ -1,6 +1,6 @@
 # hp_library: one OBJECT library per folder of src/, with one-way links.
-# hp_program, hp_test, hp_bench, hp_fuzz: programs that link the objects of a folder and of what it
-# depends on. Each registers itself with ctest; labels: threads (run by the tsan preset), fuzz, and
+# hp_test, hp_bench, hp_fuzz: programs that link the objects of a folder and of what it depends on.
+# Each registers itself with ctest; labels: threads (run by the tsan preset), fuzz, and
 # plain_build_only for what means nothing under a sanitizer.
 
 add_library(hp_options INTERFACE)
@@ -48,18 +48,6 @@ function(hp_link target)
   foreach(folder ${all})
     target_link_libraries(${target} PRIVATE hp_${folder})
   endforeach()
-endfunction()
-
-# hp_program(<folder> NAME <name> SOURCES <files> [DEPS <folders>]): bin/<name>, installed. It
-# carries its own C++ runtime, so that it runs where only the binary was copied.
-function(hp_program folder)
-  cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS" ${ARGN})
-  add_executable(${arg_NAME} ${arg_SOURCES})
-  hp_link(${arg_NAME} ${folder} ${arg_DEPS})
-  set_target_properties(${arg_NAME} PROPERTIES
-    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
-  hp_own_runtime(${arg_NAME})
-  install(TARGETS ${arg_NAME} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endfunction()
 
 # Links libstdc++ and libgcc into the target. Sanitizers need the shared ones.
@@ -117,7 +105,8 @@ function(hp_bench folder)
 endfunction()
 
 # hp_fuzz(<folder> NAME <name> SOURCES <files> [DEPS <folders>]): <name>_fuzz with libFuzzer. The
-# test runs it over fuzz/corpus/<name> and a few seconds on; what it finds stays in the build folder.
+# test runs it over fuzz/corpus/<name> and a few seconds on; what it finds stays in the build
+# folder.
 function(hp_fuzz folder)
   cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS" ${ARGN})
   if(NOT HOTPLANE_BUILD_FUZZ)

@@ -154,7 +154,8 @@ def rule_names(tree):
         for match in BANNED_NAMES.finditer(code):
             yield path, line_of(code, match.start()), f"says nothing as a name: {match.group(0)}"
     for path, text in tree.scripts():
-        for match in re.finditer(r"^[ \t]*(?:def|class|function)\s+(\w+)|^(\w+)\(\)\s*\{", text, re.M):
+        for match in re.finditer(r"^[ \t]*(?:def|class|function)\s+(\w+)|^(\w+)\(\)\s*\{", text,
+                                 re.M):
             name = match.group(1) or match.group(2)
             if BANNED_NAMES.search(name):
                 yield path, line_of(text, match.start()), f"says nothing as a name: {name}"
@@ -310,8 +311,9 @@ def rule_dead_files(tree):
     for _, text in tree.of(CPP):
         included |= {Path(m) for m in re.findall(r'#\s*include [<"]([^">]+)[">]', text)}
     names = {p.name for p in included}
+    scripts = "\n".join(t for _, t in tree.scripts())
     for path, _ in tree.of(SOURCES):
-        if path not in registered and path.name not in names:
+        if path not in registered and path.name not in names and str(path) not in scripts:
             yield path, 1, "in no CMakeLists.txt: a dead file"
     for path, _ in tree.of(CPP - SOURCES):
         if path.name not in names and path not in registered:

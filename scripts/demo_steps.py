@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""demo_steps.py HOTPLANE CHECKPOINT [--smoke]: builds a store, boots it cold and warm, verifies it,
+and prints what each step read, skipped and took. Fails when a boot reads a byte that it does not
+need. The last line extrapolates from a larger store of random bytes at the headline geometry."""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+GIB = 1 << 30
+# 44 layers of 256 experts of 6.75 MiB: codes and scales at H=4096, I=2048.
+HEADLINE_BYTES = 44 * 256 * 6.75 * (1 << 20)
+EXPERT_BYTES = 6.75 * (1 << 20)
+
+
+class Step(Exception):
+    """A step that did not do what it should."""
+
+
+def run(program, *arguments):
+    """The command's JSON object; `wall_seconds` is added."""
+    print("$ hotplane", *arguments, flush=True)
+    start = time.monotonic()
+    done = subprocess.run([program, *arguments, "--json"], stdout=subprocess.PIPE, text=True,
+                          check=False)
+    if done.returncode != 0:
+        raise Step(f"exit code {done.returncode}")
+    report = json.loads(done.stdout)
+    report["wall_seconds"] = time.monotonic() - start
+    return report
+
+
+def drop_from_cache(folder):
+    """Asks the kernel to forget the files' pages; needs no privilege for one's own files."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
+
+def disk_rate(folder):
+    """Bytes per second of one sequential cold read of the folder's files."""
+    drop_from_cache(folder)
+    buffer = memoryview(bytearray(8 << 20))
+    read_bytes = 0
+    start = time.monotonic()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with open(path, "rb", buffering=0) as file:
+                while count := file.readinto(buffer):
+                    read_bytes += count
+    return read_bytes / (time.monotonic() - start)
+
+
+def boot(program, store, cold):
+    if cold:
+        drop_from_cache(store)
+    report = run(program, "boot", str(store))
+    cached = sum(layer["bytes_cached"] for layer in report["source_by_layer"])
+    report["share_cached"] = cached / max(report["bytes_read"], 1)
+    for key, wanted in (("bytes_read", report["bytes_needed"]), ("bytes_read_delta", 0),
+                        ("bytes_verified", report["bytes_read"])):
+        if report[key] != wanted:
+            raise Step(f"boot: expected {key} {wanted}, found {report[key]}")
+    return report
+
+
+def size(count):
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count} B"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def row(name, layers, read, skipped, seconds, rate, share):
+    return f"{name:<10}{layers:<9}{read:<10}{skipped:<19}{seconds:<10}{rate:<7}{share}"
+
+
+def boot_row(name, report, limit):
+    rate = report["bytes_read"] / report["seconds"] / 1e9
+    skipped = "delta: present" if report["bytes_skipped"] else "-"
+    share = f"{100 * rate / limit:.0f}%" if limit else "-"
+    return row(name, report["layers_total"], size(report["bytes_read"]), skipped,
+               f"{report['seconds']:.3f}", f"{rate:.2f}", share)
+
+
+def small_model(program, checkpoint, folder):
+    """The rows of the table, from the bundled model."""
+    store = folder / "store"
+    built = run(program, "build", checkpoint, "--store", str(store))
+    cold = boot(program, store, cold=True)
+    warm = boot(program, store, cold=False)
+    if warm["bytes_skipped"] == 0:
+        raise Step("boot: the delta tier is present, expected bytes_skipped above 0, found 0")
+    checked = run(program, "verify", str(store))
+    if checked["findings"]:
+        raise Step(f"verify: expected no findings, found {checked['findings']}")
+    disk = disk_rate(store) / 1e9
+    build_rate = built["bytes_read"] / built["seconds"] / 1e9
+    check_rate = checked["bytes_checked"] / checked["wall_seconds"] / 1e9
+    layers = f"{built['layers_total']}/{built['layers_total']} ok"
+    return [
+        row("", "layers", "read", "skipped", "seconds", "GB/s", "of limit"),
+        row("build", built["layers_total"], size(built["bytes_read"]), "-",
+            f"{built['seconds']:.3f}", f"{build_rate:.2f}", "-"),
+        boot_row("cold", cold, disk),
+        boot_row("warm", warm, warm["limit_gigabytes_per_second"]),
+        row("verify", layers, size(checked["bytes_checked"]), "base, delta",
+            f"{checked['wall_seconds']:.3f}", f"{check_rate:.2f}", "-"),
+    ]
+
+
+def headline(program, folder, smoke):
+    """The last lines, from a store whose boot is long enough to measure."""
+    experts, layers = (8, 1) if smoke else (64, 2)
+    bytes_wanted = int(experts * layers * EXPERT_BYTES)
+    if shutil.disk_usage(folder).free < 2 * bytes_wanted:
+        return [f"No room for {size(bytes_wanted)} of random experts: nothing to extrapolate from."]
+    store = folder / "synth"
+    run(program, "synth", str(store), "--geometry", f"{experts},4096,2048", "--layers",
+        str(layers))
+    cold = boot(program, store, cold=True)
+    boot(program, store, cold=False)
+    warm = boot(program, store, cold=False)
+    seconds = {name: HEADLINE_BYTES * report["seconds"] / report["bytes_read"]
+               for name, report in (("warm", warm), ("cold", cold))}
+    rates = ", ".join(f"{name} {report['bytes_read'] / report['seconds'] / 1e9:.2f} GB/s"
+                      for name, report in (("warm", warm), ("cold", cold)))
+    lines = [f"{size(cold['bytes_read'])} of random experts at the same geometry: {rates}"]
+    if cold["share_cached"] > 0.01:
+        lines.append(f"The cold boot found {100 * cold['share_cached']:.0f}% in the page cache: "
+                     "this file system keeps its pages.")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lacking = "" if memory > 1.1 * HEADLINE_BYTES else \
+        f", had it the memory (it has {memory / GIB:.0f} GiB)"
+    lines.append(f"On this machine DeepSeek-V4-Flash ({HEADLINE_BYTES / GIB:.2f} GiB base) would "
+                 f"boot in about {seconds['warm']:.0f} s warm, {seconds['cold']:.0f} s cold"
+                 f"{lacking}.")
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program")
+    parser.add_argument("checkpoint")
+    parser.add_argument("--smoke", action="store_true", help="a small store to extrapolate from")
+    arguments = parser.parse_args()
+    program = str(Path(arguments.program).resolve())
+    # Beside the program, which is on a disk; a temporary directory may be in memory.
+    with tempfile.TemporaryDirectory(prefix="demo-", dir=Path(program).parent) as folder:
+        try:
+            table = small_model(program, arguments.checkpoint, Path(folder))
+            last = headline(program, Path(folder), arguments.smoke)
+        except Step as error:
+            print(f"demo: {error}", file=sys.stderr)
+            return 1
+    print()
+    print("\n".join(table + last))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
