@@ -1,0 +1,337 @@
+// How fast one core quantizes, memory to memory: from sources far larger than the caches to base
+// and quintal planes, with the checksum of every 256 KiB of output, beside what memcpy reaches on
+// the same core in the same run.
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/format_text.h"
+#include "base/memory.h"
+#include "base/units.h"
+#include "format/checksum.h"
+#include "quant/quantize.h"
+
+namespace hotplane {
+namespace {
+
+constexpr size_t kChunkBytes = 256 * kKiB;
+
+struct Options {
+  bool smoke = false;
+  size_t repetitions = 7;
+  std::string json_path;
+};
+
+// One projection of an expert; the DeepSeek-V4-Flash shapes unless smoke.
+struct Shape {
+  size_t n = 0;
+  size_t k = 0;
+  size_t elements() const { return n * k; }
+};
+struct Expert {
+  Shape gate_or_up;
+  Shape down;
+  size_t elements() const { return 2 * gate_or_up.elements() + down.elements(); }
+};
+
+uint64_t Mix(uint64_t& state) {
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  return state;
+}
+
+void FillRandom(std::span<std::byte> bytes) {
+  uint64_t state = 88172645463325252u;
+  for (size_t i = 0; i + 8 <= bytes.size(); i += 8) {
+    const uint64_t word = Mix(state);
+    std::memcpy(bytes.data() + i, &word, 8);
+  }
+}
+
+// Weights between 2^-9 and 2^-5 of either sign, and none that is zero.
+void FillBf16(std::span<std::byte> bytes) {
+  uint64_t state = 1181783497276652981u;
+  for (size_t i = 0; i + 8 <= bytes.size(); i += 8) {
+    const uint64_t word = (Mix(state) & 0x81FF81FF81FF81FFu) + 0x3B003B003B003B00u;
+    std::memcpy(bytes.data() + i, &word, 8);
+  }
+}
+
+void FillScales(std::span<std::byte> bytes) {
+  FillRandom(bytes);
+  for (std::byte& byte : bytes) byte = std::byte(110 + (std::to_integer<unsigned>(byte) & 15));
+}
+
+// Checksums a plane chunk by chunk as it grows, while it is still in the cache.
+class ChunkHasher {
+ public:
+  explicit ChunkHasher(std::byte* plane) : plane_(plane) {}
+  std::byte* end() const { return plane_ + written_; }
+  void Grow(size_t bytes) {
+    written_ += bytes;
+    while (written_ - hashed_ >= kChunkBytes) Hash(kChunkBytes);
+  }
+  uint64_t Finish() {
+    if (written_ > hashed_) Hash(written_ - hashed_);
+    return sum_;
+  }
+
+ private:
+  void Hash(size_t bytes) {
+    sum_ ^= Checksum64({plane_ + hashed_, bytes});
+    hashed_ += bytes;
+  }
+  std::byte* plane_;
+  size_t written_ = 0;
+  size_t hashed_ = 0;
+  uint64_t sum_ = 0;
+};
+
+// Base and quintal planes of one matrix.
+struct PlaneWriter {
+  PlaneWriter(std::byte* base, const Shape& shape)
+      : codes(base),
+        scales(base + CodePlaneBytes(shape.n, shape.k)),
+        quintals(scales.end() + ScalePlaneBytes(shape.n, shape.k)) {}
+  PlaneOutputs outputs() const { return {codes.end(), scales.end(), nullptr, quintals.end()}; }
+  void Grow(size_t n, size_t k) {
+    codes.Grow(CodePlaneBytes(n, k));
+    scales.Grow(ScalePlaneBytes(n, k));
+    quintals.Grow(QuintalPlaneBytes(n, k));
+  }
+  uint64_t Finish() { return codes.Finish() ^ scales.Finish() ^ quintals.Finish(); }
+
+  ChunkHasher codes;
+  ChunkHasher scales;
+  ChunkHasher quintals;
+};
+
+size_t OutputBytes(const Shape& shape) {
+  return CodePlaneBytes(shape.n, shape.k) + ScalePlaneBytes(shape.n, shape.k) +
+         QuintalPlaneBytes(shape.n, shape.k);
+}
+
+struct Buffers {
+  Expert expert;
+  size_t mxfp4_experts = 0;
+  size_t bf16_experts = 0;
+  HugeBuffer nibbles;
+  HugeBuffer scales;
+  HugeBuffer bf16;
+  HugeBuffer output;  // as large as what all experts of a case give: no line is still in a cache
+};
+
+using PackStrip = std::function<void(size_t row, const PlaneOutputs& out)>;
+
+void WriteMatrix(const Shape& rows, PlaneWriter& writer, const PackStrip& pack) {
+  for (size_t row = 0; row < rows.n; row += kStripRows) {
+    pack(row, writer.outputs());
+    writer.Grow(kStripRows, rows.k);
+  }
+}
+
+uint64_t RunMxfp4(const Kernels& kernels, const Buffers& buffers, size_t experts) {
+  uint64_t sum = 0;
+  const std::byte* nibbles = buffers.nibbles.data();
+  const std::byte* scales = buffers.scales.data();
+  std::byte* to = buffers.output.data();
+  for (size_t e = 0; e < experts; ++e) {
+    const Shape w13 = {2 * buffers.expert.gate_or_up.n, buffers.expert.gate_or_up.k};
+    for (const Shape& shape : {w13, buffers.expert.down}) {
+      PlaneWriter writer(to, shape);
+      WriteMatrix(shape, writer, [&](size_t row, const PlaneOutputs& out) {
+        kernels.pack_mxfp4(nibbles + row * shape.k / 2, scales + row * shape.k / kScaleBlock,
+                           kStripRows, shape.k, out);
+      });
+      sum ^= writer.Finish();
+      nibbles += shape.elements() / 2;
+      scales += shape.elements() / kScaleBlock;
+      to += OutputBytes(shape);
+    }
+  }
+  return sum;
+}
+
+uint64_t RunBf16(const Kernels& kernels, const Buffers& buffers, size_t experts) {
+  uint64_t sum = 0;
+  const std::byte* weights = buffers.bf16.data();
+  std::byte* to = buffers.output.data();
+  const auto quantize = [&](const Shape& shape, PlaneWriter& writer) {
+    const ZeroCount zeros = kernels.count_zeros(SourceFormat::kBf16, weights, shape.elements());
+    const bool alternate = ZerosAlternate(ZeroMode::kAuto, zeros);
+    WriteMatrix(shape, writer, [&](size_t row, const PlaneOutputs& out) {
+      kernels.quantize(SourceFormat::kBf16, weights + row * shape.k * 2, kStripRows, shape.k,
+                       alternate, out);
+    });
+    weights += shape.elements() * 2;
+  };
+  for (size_t e = 0; e < experts; ++e) {
+    const Shape w13 = {2 * buffers.expert.gate_or_up.n, buffers.expert.gate_or_up.k};
+    PlaneWriter writer13(to, w13);
+    quantize(buffers.expert.gate_or_up, writer13);
+    quantize(buffers.expert.gate_or_up, writer13);
+    sum ^= writer13.Finish();
+    to += OutputBytes(w13);
+    PlaneWriter writer2(to, buffers.expert.down);
+    quantize(buffers.expert.down, writer2);
+    sum ^= writer2.Finish();
+    to += OutputBytes(buffers.expert.down);
+  }
+  return sum;
+}
+
+struct Case {
+  std::string name;
+  std::string variant;
+  size_t source_bytes = 0;
+  std::function<uint64_t()> run;
+  std::vector<double> seconds = {};
+  uint64_t checksum = 0;  // of all outputs; equal for cases of equal name and size
+
+  double bytes_per_second() const {
+    std::vector<double> sorted = seconds;
+    std::sort(sorted.begin(), sorted.end());
+    return static_cast<double>(source_bytes) / sorted[sorted.size() / 2];
+  }
+};
+
+Result<Buffers> MakeBuffers(bool smoke) {
+  Buffers buffers;
+  buffers.expert = smoke ? Expert{{64, 256}, {256, 64}} : Expert{{2048, 4096}, {4096, 2048}};
+  buffers.mxfp4_experts = smoke ? 2 : 24;
+  buffers.bf16_experts = smoke ? 2 : 8;
+  const size_t elements = buffers.expert.elements();
+  const size_t count = buffers.mxfp4_experts * elements;
+  HP_ASSIGN(buffers.nibbles, HugeBuffer::Allocate(count / 2));
+  HP_ASSIGN(buffers.scales, HugeBuffer::Allocate(count / kScaleBlock));
+  HP_ASSIGN(buffers.bf16, HugeBuffer::Allocate(buffers.bf16_experts * elements * 2));
+  HP_ASSIGN(buffers.output, HugeBuffer::Allocate(count / 4 + count / 16 * 5 + count / kScaleBlock));
+  FillRandom(buffers.nibbles.span());
+  FillScales(buffers.scales.span());
+  FillBf16(buffers.bf16.span());
+  FillRandom(buffers.output.span());
+  return buffers;
+}
+
+std::vector<Case> MakeCases(const Buffers& buffers) {
+  std::vector<Case> cases;
+  const size_t copied = std::min(buffers.nibbles.size(), buffers.output.size());
+  cases.push_back({"memcpy", "libc", copied, [&buffers, copied] {
+                     std::memcpy(buffers.output.data(), buffers.nibbles.data(), copied);
+                     return uint64_t{0};
+                   }});
+  for (const Kernels* kernels : AvailableKernels()) {
+    // The reference is there to be right; one expert tells its speed.
+    const bool slow = kernels->isa == Isa::kScalar;
+    const size_t mxfp4 = slow ? 1 : buffers.mxfp4_experts;
+    const size_t bf16 = slow ? 1 : buffers.bf16_experts;
+    const size_t elements = buffers.expert.elements();
+    cases.push_back({"mxfp4 -> base + quintal", kernels->name,
+                     mxfp4 * (elements / 2 + elements / kScaleBlock),
+                     [=, &buffers] { return RunMxfp4(*kernels, buffers, mxfp4); }});
+    cases.push_back({"bf16 -> base + quintal", kernels->name, bf16 * elements * 2,
+                     [=, &buffers] { return RunBf16(*kernels, buffers, bf16); }});
+  }
+  return cases;
+}
+
+std::string CpuName() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+void StayOnThisCpu() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(sched_getcpu(), &set);
+  sched_setaffinity(0, sizeof set, &set);
+}
+
+void Report(const std::vector<Case>& cases, const Options& options) {
+  const double memcpy_rate = cases.front().bytes_per_second();
+  std::string rows;
+  std::printf("%s, one core, median of %zu%s\n", CpuName().c_str(), options.repetitions,
+              options.smoke ? ", smoke sizes: figures mean nothing" : "");
+  std::printf("%-26s %-8s %12s %16s\n", "case", "variant", "source GB/s", "share of memcpy");
+  for (const Case& each : cases) {
+    const double rate = each.bytes_per_second();
+    std::printf("%-26s %-8s %12.3f %15.1f%%\n", each.name.c_str(), each.variant.c_str(), rate / 1e9,
+                100 * rate / memcpy_rate);
+    rows += Text(
+        "{}    {{\"case\": \"{}\", \"variant\": \"{}\", \"source_bytes\": {}, "
+        "\"source_gigabytes_per_second\": {:.4f}, \"share_of_memcpy\": {:.4f}}}",
+        rows.empty() ? "" : ",\n", each.name, each.variant, each.source_bytes, rate / 1e9,
+        rate / memcpy_rate);
+  }
+  if (options.json_path.empty()) return;
+  std::ofstream(options.json_path)
+      << Text("{{\n  \"benchmark\": \"quant\",\n  \"machine\": \"{}\",\n  \"version\": \"{}\",\n",
+              CpuName(), HOTPLANE_VERSION_TEXT)
+      << Text(
+             "  \"smoke\": {},\n  \"cores\": 1,\n  \"repetitions\": {},\n  \"rows\": [\n{}\n  "
+             "]\n}}\n",
+             options.smoke, options.repetitions, rows);
+}
+
+int Run(const Options& options) {
+  StayOnThisCpu();
+  const Result<Buffers> buffers = MakeBuffers(options.smoke);
+  if (!buffers) {
+    std::fprintf(stderr, "%s\n", buffers.error().ToString().c_str());
+    return buffers.error().exit_code();
+  }
+  std::vector<Case> cases = MakeCases(*buffers);
+  // Round by round, so that a slow moment of the machine meets all cases alike.
+  for (size_t round = 0; round < options.repetitions; ++round) {
+    for (Case& each : cases) {
+      if (each.variant != "libc" && !ForceChecksumIsa(each.variant)) return 1;
+      const auto begin = std::chrono::steady_clock::now();
+      each.checksum = each.run();
+      const auto end = std::chrono::steady_clock::now();
+      each.seconds.push_back(std::chrono::duration<double>(end - begin).count());
+    }
+  }
+  Report(cases, options);
+  for (const Case& one : cases) {
+    for (const Case& other : cases) {
+      const bool same_work = one.name == other.name && one.source_bytes == other.source_bytes;
+      if (same_work && one.checksum != other.checksum) {
+        std::fprintf(stderr, "%s: %s and %s differ\n", one.name.c_str(), one.variant.c_str(),
+                     other.variant.c_str());
+        return 1;
+      }
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace hotplane
+
+int main(int argc, char** argv) {
+  hotplane::Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--smoke") {
+      options.smoke = true;
+    } else if (argument == "--json" && i + 1 < argc) {
+      options.json_path = argv[++i];
+    } else {
+      std::fprintf(stderr, "usage: quant_bench [--smoke] [--json FILE]\n");
+      return 2;
+    }
+  }
+  return hotplane::Run(options);
+}
