@@ -1,20 +1,23 @@
 # bash completion for hotplane. tests/install/options_agree.py holds it to what --help says.
 
 _hotplane_options() {
-  local general="--json --quiet --verbose --help"
+  local general="--json --quiet --verbose --isa --help"
   case $1 in
     build)
       echo "$general --store --layers --tiers --delta --zero-mode --workers --staging-limit
         --stall-timeout --no-lock"
       ;;
-    boot) echo "$general --generation --layers --map --verify --cache --workers" ;;
-    warm) echo "$general --generation --tiers" ;;
-    inspect) echo "$general" ;;
-    verify) echo "$general --generation --source" ;;
+    boot) echo "$general --generation --layers --map --verify --workers" ;;
+    warm) echo "$general --generation --tiers --workers" ;;
+    inspect) echo "$general --generation" ;;
+    verify) echo "$general --generation --source --workers" ;;
     export) echo "$general --generation --layer --part --expert --encoded --out" ;;
-    gc) echo "$general" ;;
-    synth) echo "$general --geometry --layers --checkpoint --seed" ;;
-    doctor) echo "$general --store" ;;
+    gc) echo "$general --generation --dry-run" ;;
+    synth)
+      echo "$general --geometry --layers --tiers --delta --checkpoint --mtp --shard-size --seed
+        --workers"
+      ;;
+    doctor) echo "$general --store --generation --workers" ;;
     *) echo "--version --help" ;;
   esac
 }
@@ -26,7 +29,8 @@ _hotplane_values() {
     --delta) echo "quintal nibble" ;;
     --zero-mode) echo "auto sign alt" ;;
     --verify) echo "all none" ;;
-    --cache) echo "auto keep bypass" ;;
+    --checkpoint) echo "mxfp4 bf16" ;;
+    --isa) echo "scalar avx2 avx512" ;;
     --part) echo "planes13 sc13 planes2 sc2 fp13 fp2" ;;
     --geometry) echo "ds4-flash glm-5.2 kimi-k2 gpt-oss-120b" ;;
     --layers) echo "main mtp" ;;
