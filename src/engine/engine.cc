@@ -1,9 +1,11 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/units.h"
 #include "boot/limits.h"
 #include "engine/report_json.h"
@@ -32,14 +34,21 @@ Result<void> Engine::Boot(const LayerReady& on_layer_ready) {
 }
 
 void Engine::MeasureLimit() {
-  constexpr size_t kSampleBytes = 512 * kMiB;
-  if (layers().empty()) return;
-  // All layers' parts lie in layer order in one arena, or each in its mapping: the largest part is
-  // a fair sample.
+  // Less than this would be measured in the caches.
+  constexpr size_t kSampleBytesMin = 64 * kMiB;
+  constexpr size_t kSampleBytesMax = 512 * kMiB;
   std::span<const std::byte> sample;
   for (const BootedLayer& layer : layers())
     if (layer.planes13.size() > sample.size()) sample = layer.planes13;
-  sample = sample.first(std::min(sample.size(), kSampleBytes));
+  HugeBuffer own;
+  if (sample.size() < kSampleBytesMin) {
+    Result<HugeBuffer> buffer = HugeBuffer::Allocate(kSampleBytesMin);
+    if (!buffer) return;
+    own = *std::move(buffer);
+    std::memset(own.data(), 1, own.size());
+    sample = own.span();
+  }
+  sample = sample.first(std::min(sample.size(), kSampleBytesMax));
   if (options_.boot.map) {
     limit_bytes_per_second_ = MeasureReadRate(*pool_, sample);
     return;

@@ -1,0 +1,47 @@
+#include "base/format_text.h"
+#include "base/units.h"
+#include "boot/build.h"
+#include "boot/describe.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "engine/report_json.h"
+
+namespace hotplane::cli {
+
+Result<void> RunBuild(const Context& context) {
+  const Options& options = context.options;
+  HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(PosixEnv(), options.path));
+  HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
+  Progress progress;
+  BuildOptions build;
+  build.layers = options.layers;
+  build.encodings = options.encodings;
+  build.zero_mode = options.zero_mode;
+  build.worker_count = options.workers;
+  build.staging_limit_bytes = options.staging_limit_bytes;
+  build.no_lock = options.no_lock;
+  build.kernels = &context.kernels;
+  build.cancel = &context.cancel;
+  build.progress = &progress;
+  Result<BuildReport> built = [&] {
+    const ProgressDisplay display(progress, options.common, options.stall_seconds);
+    return Build(PosixEnv(), checkpoint, model, options.store, build);
+  }();
+  HP_ASSIGN(const BuildReport report, std::move(built));
+  if (options.common.json) {
+    PrintLine(BuildReportJson(report));
+    return {};
+  }
+  if (options.common.quiet) return {};
+  PrintLine(Text("built {} of {} layers ({} were there) into {}, generation {}",
+                 report.layers_built, report.layers_total, report.layers_attached, options.store,
+                 ToHex(report.generation)));
+  PrintLine(Text("read {}, wrote {}, {} at {} with {} workers ({}), staging {}",
+                 FormatBytes(report.bytes_read), FormatBytes(report.bytes_built),
+                 FormatSeconds(report.seconds),
+                 FormatRate(report.bytes_read, report.seconds_quantize), report.worker_count,
+                 report.isa, FormatBytes(report.peak_staging_bytes)));
+  return {};
+}
+
+}  // namespace hotplane::cli

@@ -1,0 +1,141 @@
+#include "cli/console.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/format_text.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "engine/report_json.h"
+
+namespace hotplane::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+CancelToken* signal_token = nullptr;
+
+void HandleSignal(int signal) {
+  if (signal_token->cancelled()) _exit(128 + signal);
+  signal_token->Cancel(signal);
+}
+
+void PrintError(const std::string& text) {
+  std::fputs((text + "\n").c_str(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace
+
+void InstallLog(const CommonOptions& common) {
+  const LogLevel least = common.quiet     ? LogLevel::kError
+                         : common.verbose ? LogLevel::kDebug
+                                          : LogLevel::kInfo;
+  SetLogSink([least](LogLevel level, std::string_view line) {
+    if (level < least) return;
+    const char* const label = level == LogLevel::kError     ? "error: "
+                              : level == LogLevel::kWarning ? "warning: "
+                                                            : "";
+    PrintError(std::string(label) + std::string(line));
+  });
+}
+
+void InstallSignals(CancelToken* token) {
+  signal_token = token;
+  struct sigaction action = {};
+  action.sa_handler = HandleSignal;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+ProgressDisplay::ProgressDisplay(const Progress& progress, const CommonOptions& common,
+                                 double stall_seconds)
+    : progress_(progress),
+      quiet_(common.quiet),
+      terminal_(isatty(STDERR_FILENO) == 1),
+      stall_seconds_(stall_seconds),
+      thread_([this] { Loop(); }) {}
+
+ProgressDisplay::~ProgressDisplay() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+  if (bar_shown_) std::fputs("\r\033[K", stderr);
+}
+
+void ProgressDisplay::Loop() {
+  const char* phase = nullptr;
+  uint64_t done = 0;
+  auto phase_start = Clock::now();
+  auto last_change = phase_start;
+  std::unique_lock lock(mutex_);
+  // A terminal is redrawn often enough to look alive; a pipe gets one line per second.
+  const auto period = std::chrono::milliseconds(terminal_ ? 100 : 1000);
+  while (!wake_.wait_for(lock, period, [this] { return stopping_; })) {
+    const auto now = Clock::now();
+    const char* const current = progress_.phase.load();
+    const uint64_t current_done = progress_.bytes_done.load();
+    if (current != phase) phase_start = now;
+    if (current != phase || current_done != done) last_change = now;
+    phase = current;
+    done = current_done;
+    if (!quiet_) Show(std::chrono::duration<double>(now - phase_start).count());
+    const double idle = std::chrono::duration<double>(now - last_change).count();
+    if (stall_seconds_ > 0 && idle > stall_seconds_) {
+      PrintError(
+          Text("\nerror: no progress for {:.0f} s while {}, at {} of {}\n"
+               "  to fix    look at the disk and at /proc/{}/task/*/stack; what was published "
+               "is whole, run the command again to go on",
+               idle, phase, FormatBytes(done), FormatBytes(progress_.bytes_total), getpid()));
+      std::_Exit(static_cast<int>(StatusCode::kSystem));
+    }
+  }
+}
+
+void ProgressDisplay::Show(double seconds_in_phase) {
+  const uint64_t total = progress_.bytes_total;
+  const uint64_t done = progress_.bytes_done;
+  std::string line = progress_.phase.load();
+  if (total > 0) {
+    const double share = static_cast<double>(done) / static_cast<double>(total);
+    line += Text("  {} of {}  {:3.0f}%  {}", FormatBytes(done), FormatBytes(total), share * 100,
+                 FormatRate(done, seconds_in_phase));
+    if (done > 0 && seconds_in_phase > 0.5)
+      line += Text("  {} left", FormatSeconds(seconds_in_phase * (1 - share) / share));
+    if (terminal_) {
+      constexpr size_t kBarCells = 24;
+      const auto filled = static_cast<size_t>(share * kBarCells);
+      line = "[" + std::string(std::min(filled, kBarCells), '#') +
+             std::string(kBarCells - std::min(filled, kBarCells), '.') + "] " + line;
+    }
+  }
+  if (terminal_) {
+    std::fputs(("\r\033[K" + line).c_str(), stderr);
+    std::fflush(stderr);
+    bar_shown_ = true;
+  } else {
+    PrintError(line);
+  }
+}
+
+int ReportFailure(const Status& status, const CommonOptions& common) {
+  if (common.json) PrintLine(StatusJson(status));
+  PrintError("error: " + status.ToString());
+  return status.exit_code();
+}
+
+void PrintLine(const std::string& text) {
+  std::fputs((text + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
+
+}  // namespace hotplane::cli

@@ -1,0 +1,53 @@
+// What a person sees: progress, log lines, errors, tables. Logs and progress go to stderr, results
+// to stdout.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "base/cancel.h"
+#include "base/progress.h"
+#include "base/status.h"
+#include "cli/options.h"
+
+namespace hotplane::cli {
+
+// Routes the library's log lines to stderr: errors and warnings always, information unless quiet,
+// debug when verbose.
+void InstallLog(const CommonOptions& common);
+
+// Sets the token on SIGINT and SIGTERM; a second signal ends the process at once.
+void InstallSignals(CancelToken* token);
+
+// Shows a Progress from its own thread while it lives: a bar on a terminal, a line per second
+// otherwise, nothing when quiet. After `stall_seconds` without a byte of progress in a phase with a
+// total it prints what it waits for and ends the process with exit code 1; the store tolerates that
+// like any crash. 0: waits for ever.
+class ProgressDisplay {
+ public:
+  ProgressDisplay(const Progress& progress, const CommonOptions& common, double stall_seconds);
+  ~ProgressDisplay();
+
+ private:
+  void Loop();
+  void Show(double seconds_in_phase);
+
+  const Progress& progress_;
+  bool quiet_;
+  bool terminal_;
+  double stall_seconds_;
+  bool bar_shown_ = false;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+// Prints the error as a person or, with --json, a program wants it, and returns its exit code.
+int ReportFailure(const Status& status, const CommonOptions& common);
+
+void PrintLine(const std::string& text);  // to stdout
+
+}  // namespace hotplane::cli

@@ -1,0 +1,177 @@
+#include <sys/vfs.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/format_text.h"
+#include "base/memory.h"
+#include "base/topology.h"
+#include "base/units.h"
+#include "boot/describe.h"
+#include "boot/limits.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "format/checksum.h"
+#include "store/store.h"
+
+namespace hotplane::cli {
+namespace {
+
+struct Finding {
+  bool ok;
+  std::string subject;
+  std::string text;
+};
+
+class Doctor {
+ public:
+  explicit Doctor(const Context& context)
+      : options_(context.options), kernels_(context.kernels), pool_(context.options.workers) {}
+
+  Result<void> Run();
+
+ private:
+  void CheckIsa();
+  Result<void> CheckMemory();
+  Result<void> CheckStore();
+  void CheckCache(uint64_t bytes, uint64_t cached);
+  void Add(bool ok, std::string subject, std::string text) {
+    findings_.push_back({ok, std::move(subject), std::move(text)});
+  }
+
+  const Options& options_;
+  const Kernels& kernels_;
+  WorkerPool pool_;
+  std::vector<Finding> findings_;
+  double copy_rate_ = 0;
+  double read_rate_ = 0;
+};
+
+void Doctor::CheckIsa() {
+  std::string names;
+  for (const Kernels* kernels : AvailableKernels())
+    names += Text("{}{}", names.empty() ? "" : ", ", kernels->name);
+  Add(kernels_.isa != Isa::kScalar, "isa",
+      Text("{} quantizes, {} checksums; this CPU runs {} (force one with HOTPLANE_ISA)",
+           kernels_.name, ChecksumIsaName(), names));
+}
+
+Result<void> Doctor::CheckMemory() {
+  const MemoryLimit limit = ReadMemoryLimit();
+  Add(true, "memory",
+      Text("{} available of {}{}", FormatBytes(limit.available_bytes),
+           FormatBytes(limit.total_bytes), limit.from_cgroup ? " (cgroup limit)" : ""));
+  HP_ASSIGN(const HugeBuffer sample,
+            HugeBuffer::Allocate(std::min<uint64_t>(512 * kMiB, limit.available_bytes / 4)));
+  for (size_t byte = 0; byte < sample.size(); byte += kPageBytes)
+    sample.data()[byte] = std::byte{1};
+  HP_ASSIGN(copy_rate_, MeasureCopyRate(pool_, sample.span()));
+  read_rate_ = MeasureReadRate(pool_, sample.span());
+  Add(true, "speed",
+      Text("{} cores read memory at {}, copy it at {}", pool_.worker_count(),
+           FormatRate(static_cast<uint64_t>(read_rate_), 1),
+           FormatRate(static_cast<uint64_t>(copy_rate_), 1)));
+  return {};
+}
+
+const char* FileSystemName(const std::string& path) {
+  struct statfs info;
+  if (statfs(path.c_str(), &info) != 0) return "unknown file system";
+  switch (static_cast<unsigned long>(info.f_type)) {
+    case 0xef53: return "ext4";
+    case 0x58465342: return "xfs";
+    case 0x01021994: return "tmpfs";
+    case 0x9123683e: return "btrfs";
+    case 0x6969: return "nfs";
+    case 0x794c7630: return "overlayfs";
+    case 0x65735546: return "fuse";
+    default: return "another file system";
+  }
+}
+
+void Doctor::CheckCache(uint64_t bytes, uint64_t cached) {
+  const double seconds = copy_rate_ > 0 ? static_cast<double>(bytes) / copy_rate_ : 0;
+  if (cached >= bytes - bytes / 64) {
+    Add(true, "cache",
+        Text("all of {} in the page cache: next boot about {}, mapped {}", FormatBytes(bytes),
+             FormatSeconds(seconds),
+             FormatSeconds(read_rate_ > 0 ? static_cast<double>(bytes) / read_rate_ : 0)));
+    return;
+  }
+  const bool fits = bytes <= ReadMemoryLimit().available_bytes;
+  Add(false, "cache",
+      Text("{} of {} in the page cache: the rest comes from the disk; {}", FormatBytes(cached),
+           FormatBytes(bytes),
+           fits ? Text("`hotplane warm {}` makes the next boot about {}", options_.path,
+                       FormatSeconds(seconds))
+                : std::string("it cannot all stay in this memory")));
+}
+
+Result<void> Doctor::CheckStore() {
+  HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options_.path));
+  HP_ASSIGN(const Generation generation, store.OpenGeneration(options_.generation));
+  const size_t layers = generation.manifest().layers.size();
+  uint64_t base_bytes = 0;
+  uint64_t cached_bytes = 0;
+  std::string counts;
+  for (const Encoding encoding : kEncodings) {
+    size_t present = 0;
+    for (const ManifestLayer& layer : generation.manifest().layers) {
+      const TierProbe probe = generation.Probe(layer.ordinal, encoding);
+      if (probe.presence == Presence::kDamaged) Add(false, "store", probe.reason->ToString());
+      if (probe.presence != Presence::kPresent) continue;
+      ++present;
+      if (encoding != Encoding::kBase) continue;
+      base_bytes += probe.layout.data_bytes;
+      HP_ASSIGN(const std::unique_ptr<File> file,
+                PosixEnv().Open(generation.LayerPath(layer.ordinal, encoding), OpenMode::kRead));
+      cached_bytes +=
+          file->CachedBytes(probe.layout.data_offset, probe.layout.data_bytes).value_or(0);
+    }
+    if (present > 0 || encoding == Encoding::kBase)
+      counts +=
+          Text("{}{}/{} {}", counts.empty() ? "" : ", ", present, layers, EncodingName(encoding));
+    if (encoding == Encoding::kBase && present < layers)
+      Add(false, "store",
+          Text("{} layers have no base tier: run `hotplane build`", layers - present));
+  }
+  Add(true, "store",
+      Text("{}, generation {}, {}", counts, ToHex(generation.id()), FileSystemName(options_.path)));
+  if (!generation.locked())
+    Add(false, "locks",
+        "this file system refuses locks: `hotplane gc` cannot see who uses the store");
+  const MemoryLimit limit = ReadMemoryLimit();
+  if (base_bytes > limit.available_bytes)
+    Add(false, "fit",
+        Text("{} of planes, {} of memory available: boot with --map or fewer --layers",
+             FormatBytes(base_bytes), FormatBytes(limit.available_bytes)));
+  if (base_bytes > 0) CheckCache(base_bytes, cached_bytes);
+  return {};
+}
+
+Result<void> Doctor::Run() {
+  CheckIsa();
+  HP_TRY(CheckMemory());
+  if (!options_.path.empty()) HP_TRY(CheckStore());
+  if (options_.common.json) {
+    nlohmann::ordered_json json;
+    for (const Finding& finding : findings_)
+      json["findings"].push_back(
+          {{"ok", finding.ok}, {"subject", finding.subject}, {"text", finding.text}});
+    json["isa"] = kernels_.name;
+    for (const Kernels* kernels : AvailableKernels())
+      json["isa_available"].push_back(kernels->name);
+    json["read_gigabytes_per_second"] = read_rate_ / 1e9;
+    json["copy_gigabytes_per_second"] = copy_rate_ / 1e9;
+    PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    return {};
+  }
+  for (const Finding& finding : findings_)
+    PrintLine(Text("{:<5} {:<8} {}", finding.ok ? "OK" : "WARN", finding.subject, finding.text));
+  return {};
+}
+
+}  // namespace
+
+Result<void> RunDoctor(const Context& context) { return Doctor(context).Run(); }
+
+}  // namespace hotplane::cli

@@ -1,0 +1,205 @@
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/format_text.h"
+#include "base/units.h"
+#include "boot/describe.h"
+#include "checkpoint/moe_source.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "store/store.h"
+
+namespace hotplane::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string Dump(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+Json GeometryJson(const LayerGeometry& g) {
+  return {{"experts", g.experts}, {"hidden", g.hidden}, {"intermediate", g.intermediate}};
+}
+
+const char* PresenceText(Presence presence) {
+  switch (presence) {
+    case Presence::kAbsent: return "absent";
+    case Presence::kPresent: return "present";
+    case Presence::kDamaged: return "damaged";
+    case Presence::kInvalid: break;
+  }
+  return "unknown";
+}
+
+Result<void> InspectLayerFile(const Context& context, File& file) {
+  HP_ASSIGN(const FileStat stat, file.Stat());
+  std::vector<std::byte> page(kHeaderBytes);
+  HP_TRY(ReadFully(file, 0, page));
+  HP_ASSIGN(const LayerLayout layout, DecodeHeader(page, stat.bytes, file.path()));
+  std::vector<std::byte> table(layout.table_bytes);
+  HP_TRY(ReadFully(file, kHeaderBytes, table));
+  HP_TRY(DecodeTable(layout, table, file.path()));
+  Json json;
+  json["kind"] = "layer file";
+  json["format"] = kLayerFormatVersion;
+  json["generation"] = ToHex(layout.generation);
+  json["encoding"] = EncodingName(layout.encoding);
+  json["layer"] = layout.layer;
+  json["model_index"] = layout.model_index;
+  json["geometry"] = GeometryJson(layout.geometry);
+  json["file_bytes"] = layout.file_bytes;
+  json["chunks"] = layout.chunk_count;
+  for (const Section& section : layout.sections)
+    json["sections"].push_back({{"role", section.role},
+                                {"offset", section.offset},
+                                {"expert_bytes", section.expert_bytes},
+                                {"expert_stride", section.expert_stride}});
+  if (context.options.common.json) {
+    PrintLine(Dump(json));
+    return {};
+  }
+  const LayerGeometry& g = layout.geometry;
+  PrintLine(Text("layer file  {}, layer {} (model's {}), E={} H={} I={}",
+                 EncodingName(layout.encoding), layout.layer, layout.model_index, g.experts,
+                 g.hidden, g.intermediate));
+  PrintLine(Text("  generation {}, format {}, {} ({} bytes), {} chunks", ToHex(layout.generation),
+                 kLayerFormatVersion, FormatBytes(layout.file_bytes), layout.file_bytes,
+                 layout.chunk_count));
+  PrintLine("  section         offset   bytes/expert         stride");
+  for (const Section& section : layout.sections)
+    PrintLine(Text("  {:<9} {:>12} {:>14} {:>14}", section.role, section.offset,
+                   section.expert_bytes, section.expert_stride));
+  return {};
+}
+
+Json GenerationJson(const Generation& generation, bool* damaged) {
+  const Manifest& manifest = generation.manifest();
+  Json json;
+  json["generation"] = ToHex(generation.id());
+  json["model"] = DescribeModel(manifest);
+  json["scheme"] = manifest.scheme;
+  json["source_fingerprint"] = ToHex(manifest.identity.source_fingerprint);
+  json["zero_mode"] = ZeroModeName(manifest.identity.zero_mode);
+  json["layers"] = Json::array();
+  for (const ManifestLayer& layer : manifest.layers) {
+    Json entry{{"layer", layer.ordinal},
+               {"model_index", layer.model_index},
+               {"mtp", layer.mtp},
+               {"prefix", layer.prefix},
+               {"geometry", GeometryJson(layer.geometry)},
+               {"source_format", SourceFormatName(layer.source_format)}};
+    for (const Encoding encoding : kEncodings) {
+      const TierProbe probe = generation.Probe(layer.ordinal, encoding);
+      *damaged |= probe.presence == Presence::kDamaged;
+      entry["tiers"][std::string(EncodingName(encoding))] = PresenceText(probe.presence);
+      if (probe.presence == Presence::kPresent)
+        entry["bytes"][std::string(EncodingName(encoding))] = probe.layout.file_bytes;
+      if (probe.reason) entry["reason"] = probe.reason->ToString();
+    }
+    json["layers"].push_back(std::move(entry));
+  }
+  return json;
+}
+
+void PrintGeneration(const Generation& generation) {
+  const Manifest& manifest = generation.manifest();
+  PrintLine(Text("generation  {}", ToHex(generation.id())));
+  PrintLine(Text("  {}, scheme {}, zero mode {}", DescribeModel(manifest), manifest.scheme,
+                 ZeroModeName(manifest.identity.zero_mode)));
+  PrintLine("  layer  model's  base      delta-quintal  delta-nibble");
+  std::vector<std::string> reasons;
+  for (const ManifestLayer& layer : manifest.layers) {
+    std::string row = Text("  {:>5}  {:>7}", layer.ordinal, layer.model_index);
+    constexpr int kWidths[] = {8, 13, 12};
+    int column = 0;
+    for (const Encoding encoding : kEncodings) {
+      const TierProbe probe = generation.Probe(layer.ordinal, encoding);
+      row += Text("  {:<{}}", PresenceText(probe.presence), kWidths[column++]);
+      if (probe.reason) reasons.push_back(probe.reason->ToString());
+    }
+    PrintLine(layer.mtp ? row + "  (MTP)" : row);
+  }
+  for (const std::string& reason : reasons) PrintLine("  damaged: " + reason);
+}
+
+Result<void> InspectStore(const Context& context, const Store& store) {
+  HP_ASSIGN(const std::vector<Digest128> ids, store.ListGenerations());
+  Json json{{"kind", "store"}, {"generations", Json::array()}};
+  bool damaged = false;
+  for (const Digest128& id : ids) {
+    if (ToHex(id).rfind(context.options.generation, 0) != 0) continue;
+    HP_ASSIGN(const Generation generation, store.OpenGeneration(ToHex(id)));
+    if (context.options.common.json) {
+      json["generations"].push_back(GenerationJson(generation, &damaged));
+    } else {
+      PrintGeneration(generation);
+    }
+  }
+  if (context.options.common.json) PrintLine(Dump(json));
+  return {};
+}
+
+Result<void> InspectCheckpoint(const Context& context) {
+  HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(PosixEnv(), context.options.path));
+  HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
+  HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint, model));
+  const Manifest manifest = MakeManifest(model, fingerprint, ZeroMode::kAuto);
+  Json json;
+  json["kind"] = "checkpoint";
+  json["model"] = DescribeModel(manifest);
+  json["scheme"] = model.scheme;
+  json["files"] = checkpoint.files().size();
+  json["tensors"] = checkpoint.tensors().size();
+  json["source_fingerprint"] = ToHex(fingerprint);
+  json["generation"] = ToHex(GenerationOf(manifest.identity));
+  for (const MoeLayer& layer : model.layers)
+    json["layers"].push_back({{"layer", layer.ordinal},
+                              {"model_index", layer.model_index},
+                              {"mtp", layer.mtp},
+                              {"prefix", layer.prefix},
+                              {"source_format", SourceFormatName(layer.format)},
+                              {"geometry", GeometryJson(layer.geometry)}});
+  if (context.options.common.json) {
+    PrintLine(Dump(json));
+    return {};
+  }
+  PrintLine(Text("checkpoint  {}, scheme {}", DescribeModel(manifest), model.scheme));
+  PrintLine(Text("  {} files, {} tensors, fingerprint {}", checkpoint.files().size(),
+                 checkpoint.tensors().size(), ToHex(fingerprint)));
+  PrintLine(
+      Text("  generation in a store: {} (zero mode auto)", ToHex(GenerationOf(manifest.identity))));
+  PrintLine("  layer  model's  format  experts  hidden  intermediate");
+  for (const MoeLayer& layer : model.layers)
+    PrintLine(Text("  {:>5}  {:>7}  {:<6}  {:>7}  {:>6}  {:>12}{}", layer.ordinal,
+                   layer.model_index, SourceFormatName(layer.format), layer.geometry.experts,
+                   layer.geometry.hidden, layer.geometry.intermediate, layer.mtp ? "  (MTP)" : ""));
+  return {};
+}
+
+}  // namespace
+
+Result<void> RunInspect(const Context& context) {
+  Env& env = PosixEnv();
+  const std::string& path = context.options.path;
+  HP_ASSIGN(const FileStat stat, env.Stat(path));
+  if (stat.type == FileType::kInvalid)
+    return Fail(Status::System("there is no such file or directory").File(path));
+  if (stat.type == FileType::kRegular) {
+    HP_ASSIGN(const std::unique_ptr<File> file, env.Open(path, OpenMode::kRead));
+    std::byte magic[sizeof(kLayerMagic)] = {};
+    if (stat.bytes >= sizeof(magic)) HP_TRY(ReadFully(*file, 0, magic));
+    if (std::memcmp(magic, kLayerMagic, sizeof(magic)) == 0)
+      return InspectLayerFile(context, *file);
+    return InspectCheckpoint(context);
+  }
+  const Result<Store> store = Store::Open(env, path);
+  if (store) {
+    const Result<std::vector<Digest128>> ids = store->ListGenerations();
+    if (ids && !ids->empty()) return InspectStore(context, *store);
+  }
+  return InspectCheckpoint(context);
+}
+
+}  // namespace hotplane::cli

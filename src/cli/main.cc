@@ -1,0 +1,59 @@
+#include <cstdio>
+
+#include "base/fault_guard.h"
+#include "base/log.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "format/checksum.h"
+
+namespace hotplane::cli {
+namespace {
+
+Result<void> Dispatch(const Context& context) {
+  switch (context.options.command) {
+    case Command::kBuild: return RunBuild(context);
+    case Command::kBoot: return RunBoot(context);
+    case Command::kWarm: return RunWarm(context);
+    case Command::kInspect: return RunInspect(context);
+    case Command::kVerify: return RunVerify(context);
+    case Command::kExport: return RunExport(context);
+    case Command::kGc: return RunGc(context);
+    case Command::kSynth: return RunSynth(context);
+    case Command::kDoctor: return RunDoctor(context);
+    case Command::kInvalid: break;
+  }
+  return Fail(Status::Usage("no command was given"));
+}
+
+Result<void> Run(const Options& options) {
+  static CancelToken cancel;  // outlives the signal handlers that set it
+  InstallSignals(&cancel);
+  InstallFaultGuard();
+  std::optional<std::string_view> isa;
+  if (!options.common.isa.empty()) isa = options.common.isa;
+  HP_ASSIGN(const Kernels* const kernels, SelectKernels(isa));
+  if (isa) {
+    HP_TRY(ForceChecksumIsa(*isa));
+    Log(LogLevel::kInfo, "instruction set: {}, as asked", *isa);
+  }
+  return Dispatch({options, *kernels, cancel});
+}
+
+int Main(int argc, char** argv) {
+  const ParseOutcome outcome = ParseCommandLine(argc, argv);
+  if (!outcome.options) {
+    std::fputs(outcome.text.c_str(), outcome.exit_code == 0 ? stdout : stderr);
+    return outcome.exit_code;
+  }
+  InstallLog(outcome.options->common);
+  for (const std::string& note : outcome.notes) Log(LogLevel::kInfo, "{}", note);
+  const Result<void> result = Run(*outcome.options);
+  const int exit_code = result ? 0 : ReportFailure(result.error(), outcome.options->common);
+  SetLogSink({});
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace hotplane::cli
+
+int main(int argc, char** argv) { return hotplane::cli::Main(argc, argv); }

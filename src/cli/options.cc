@@ -1,0 +1,332 @@
+#include "cli/options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "base/format_text.h"
+#include "base/units.h"
+
+namespace hotplane::cli {
+namespace {
+
+// Where the reference system has a variable of the same meaning, it is read after ours.
+struct EnvironmentTwin {
+  const char* ours;
+  const char* reference;
+};
+constexpr EnvironmentTwin kTwins[] = {
+    {"HOTPLANE_WORKERS", "VLLM_MOE_W2_BUILD_WORKERS"},
+    {"HOTPLANE_ZERO_MODE", "VLLM_MOE_W2_ZERO_MODE"},
+};
+
+void HonourReferenceVariables(std::vector<std::string>* notes) {
+  for (const EnvironmentTwin& twin : kTwins) {
+    const char* const value = std::getenv(twin.reference);
+    if (value == nullptr) continue;
+    if (std::getenv(twin.ours) != nullptr) {
+      notes->push_back(Text("{} is set: {} is not used", twin.ours, twin.reference));
+      continue;
+    }
+    setenv(twin.ours, value, 0);
+    notes->push_back(
+        Text("{}={} from the environment stands for {}", twin.reference, value, twin.ours));
+  }
+}
+
+// Texts as they came; turned into Options after parsing, with our own messages.
+struct Raw {
+  std::string tiers;
+  std::string delta = "quintal";
+  std::string zero_mode = "auto";
+  std::string staging_limit = "auto";
+  std::string verify = "all";
+  std::string shard_size = "4G";
+};
+
+class Parser {
+ public:
+  Parser();
+  ParseOutcome Parse(int argc, char** argv);
+
+ private:
+  CLI::App* AddCommand(Command command, const char* name, const char* description,
+                       const char* example);
+  void AddBuild();
+  void AddBoot();
+  void AddWarm();
+  void AddInspect();
+  void AddVerify();
+  void AddExport();
+  void AddGc();
+  void AddSynth();
+  void AddDoctor();
+  void AddGeneration(CLI::App* app);
+  void AddWorkers(CLI::App* app);
+  Result<void> Finish();
+  Result<void> FinishTiers();
+
+  CLI::App app_{
+      "hotplane quantizes the routed experts of a Mixture-of-Experts checkpoint once and "
+      "boots them at copy speed, every byte verified."};
+  std::vector<std::pair<Command, CLI::App*>> commands_;
+  Options options_;
+  Raw raw_;
+};
+
+CLI::App* Parser::AddCommand(Command command, const char* name, const char* description,
+                             const char* example) {
+  CLI::App* const app = app_.add_subcommand(name, description);
+  app->footer(
+      Text("\nExample:\n  {}\n\nExit codes: 0 done, 1 the system failed us, 2 wrong usage, "
+           "3 data is corrupt or does not match,\n  4 does not fit, 130/143 interrupted",
+           example));
+  app->add_flag("--json", options_.common.json, "One JSON object on stdout, logs on stderr");
+  app->add_flag("-q,--quiet", options_.common.quiet, "Errors only");
+  app->add_flag("-v,--verbose", options_.common.verbose, "Say more");
+  app->add_option("--isa", options_.common.isa,
+                  "Force an instruction set; `hotplane doctor` lists them")
+      ->envname("HOTPLANE_ISA");
+  commands_.emplace_back(command, app);
+  return app;
+}
+
+void Parser::AddGeneration(CLI::App* app) {
+  app->add_option("--generation", options_.generation,
+                  "Prefix of the generation, where the store has several")
+      ->envname("HOTPLANE_GENERATION");
+}
+
+void Parser::AddWorkers(CLI::App* app) {
+  app->add_option("--workers", options_.workers, "Threads; 0: the CPUs this process may use")
+      ->envname("HOTPLANE_WORKERS")
+      ->check(CLI::Range(0, 1024));
+}
+
+void Parser::AddBuild() {
+  CLI::App* const app =
+      AddCommand(Command::kBuild, "build", "Quantize a checkpoint's experts into a store",
+                 "hotplane build /models/DeepSeek-V4-Flash --store /store");
+  app->add_option("CHECKPOINT", options_.path, "Folder, or one .safetensors file")->required();
+  app->add_option("--store", options_.store, "Directory of the store; created when missing")
+      ->required()
+      ->envname("HOTPLANE_STORE");
+  app->add_option("--layers", options_.layers, "A-B, a list such as 0,4-7, main, or mtp");
+  app->add_option("--tiers", raw_.tiers, "base,delta")
+      ->default_str("base,delta")
+      ->envname("HOTPLANE_TIERS");
+  app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
+      ->capture_default_str()
+      ->envname("HOTPLANE_DELTA");
+  app->add_option("--zero-mode", raw_.zero_mode, "Sign of exact zeros: auto, sign or alt")
+      ->capture_default_str()
+      ->envname("HOTPLANE_ZERO_MODE");
+  AddWorkers(app);
+  app->add_option("--staging-limit", raw_.staging_limit,
+                  "Memory for tensors in flight, such as 512M or 2G")
+      ->capture_default_str()
+      ->envname("HOTPLANE_STAGING_LIMIT");
+  app->add_option("--stall-timeout", options_.stall_seconds,
+                  "Seconds without progress after which the build gives up; 0: never")
+      ->capture_default_str()
+      ->envname("HOTPLANE_STALL_TIMEOUT")
+      ->check(CLI::NonNegativeNumber);
+  app->add_flag("--no-lock", options_.no_lock,
+                "Build without file locks, where the file system refuses them");
+}
+
+void Parser::AddBoot() {
+  CLI::App* const app =
+      AddCommand(Command::kBoot, "boot", "Boot a store's base tier, report, and release the memory",
+                 "hotplane boot /store");
+  app->add_option("DIR", options_.path, "The store")->required();
+  AddGeneration(app);
+  app->add_option("--layers", options_.layers, "A-B, a list such as 0,4-7, main, or mtp");
+  app->add_flag("--map", options_.map, "Serve from the page cache instead of own memory");
+  app->add_option("--verify", raw_.verify, "Which chunks to verify: all or none")
+      ->capture_default_str();
+  AddWorkers(app);
+}
+
+void Parser::AddWarm() {
+  CLI::App* const app = AddCommand(Command::kWarm, "warm", "Read a store into the page cache",
+                                   "hotplane warm /store --tiers base");
+  app->add_option("DIR", options_.path, "The store")->required();
+  AddGeneration(app);
+  app->add_option("--tiers", raw_.tiers, "base,delta")->default_str("base");
+  AddWorkers(app);
+}
+
+void Parser::AddInspect() {
+  CLI::App* const app =
+      AddCommand(Command::kInspect, "inspect",
+                 "Tell what a store, a layer file or a checkpoint is; never writes",
+                 "hotplane inspect /store");
+  app->add_option("PATH", options_.path, "Store, layer file or checkpoint")->required();
+  AddGeneration(app);
+}
+
+void Parser::AddVerify() {
+  CLI::App* const app =
+      AddCommand(Command::kVerify, "verify", "Check every byte of a store, naming every bad chunk",
+                 "hotplane verify /store --source /models/DeepSeek-V4-Flash");
+  app->add_option("DIR", options_.path, "The store")->required();
+  app->add_option("--source", options_.source,
+                  "Also prove that the store was built from this checkpoint");
+  AddGeneration(app);
+  AddWorkers(app);
+}
+
+void Parser::AddExport() {
+  CLI::App* const app =
+      AddCommand(Command::kExport, "export", "Write one part of a layer as raw bytes",
+                 "hotplane export /store --layer 3 --part planes13 --out planes13.bin");
+  app->add_option("DIR", options_.path, "The store")->required();
+  AddGeneration(app);
+  app->add_option("--layer", options_.layer, "Ordinal of the layer")->required();
+  app->add_option("--part", options_.part, "planes13, sc13, planes2, sc2, fp13 or fp2")->required();
+  app->add_option("--expert", options_.expert, "One expert; all of them in order otherwise");
+  app->add_option("--out", options_.out, "File to write")->required();
+  app->add_flag("--encoded", options_.encoded, "fp parts as stored instead of as nibble planes");
+}
+
+void Parser::AddGc() {
+  CLI::App* const app = AddCommand(Command::kGc, "gc",
+                                   "Remove leftovers of interrupted builds, or a whole generation",
+                                   "hotplane gc /store");
+  app->add_option("DIR", options_.path, "The store")->required();
+  app->add_option("--generation", options_.generation, "Remove this generation, unless in use");
+  app->add_flag("--dry-run", options_.dry_run, "Only tell what would be removed");
+}
+
+void Parser::AddSynth() {
+  CLI::App* const app = AddCommand(Command::kSynth, "synth",
+                                   "Make a store, or a checkpoint, of seeded random experts",
+                                   "hotplane synth /tmp/store --geometry ds4-flash --layers 4");
+  app->add_option("DIR", options_.path, "Directory to write")->required();
+  app->add_option("--geometry", options_.geometry,
+                  "ds4-flash, glm-5.2, kimi-k2, gpt-oss-120b, or E,H,I")
+      ->required();
+  app->add_option("--layers", options_.layer_count, "Number of MoE layers")
+      ->required()
+      ->check(CLI::Range(1, 1000));
+  app->add_option("--tiers", raw_.tiers, "base,delta; of a store")->default_str("base");
+  app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
+      ->capture_default_str();
+  app->add_option("--checkpoint", options_.checkpoint_format,
+                  "Write a checkpoint instead of a store: mxfp4 or bf16");
+  app->add_option("--mtp", options_.mtp_count, "MTP layers of an mxfp4 checkpoint, further ones")
+      ->check(CLI::Range(0, 16));
+  app->add_option("--shard-size", raw_.shard_size, "Largest checkpoint file")
+      ->capture_default_str();
+  app->add_option("--seed", options_.seed, "Seed of the random bytes")->capture_default_str();
+  AddWorkers(app);
+}
+
+void Parser::AddDoctor() {
+  CLI::App* const app =
+      AddCommand(Command::kDoctor, "doctor",
+                 "Say what this machine, and a store on it, will do: OK and WARN lines",
+                 "hotplane doctor --store /store");
+  app->add_option("--store", options_.path, "A store to look at")->envname("HOTPLANE_STORE");
+  AddGeneration(app);
+  AddWorkers(app);
+}
+
+Parser::Parser() {
+  app_.require_subcommand(1);
+  app_.set_version_flag("--version", std::string("hotplane ") + HOTPLANE_VERSION_TEXT);
+  AddBuild();
+  AddBoot();
+  AddWarm();
+  AddInspect();
+  AddVerify();
+  AddExport();
+  AddGc();
+  AddSynth();
+  AddDoctor();
+}
+
+Result<void> Parser::FinishTiers() {
+  const bool build = options_.command == Command::kBuild;
+  std::string_view rest = raw_.tiers;
+  if (raw_.tiers.empty()) rest = build ? "base,delta" : "base";
+  if (raw_.delta != "quintal" && raw_.delta != "nibble")
+    return Fail(Status::Usage(Text("--delta {}", raw_.delta)).Expected("quintal or nibble"));
+  while (true) {
+    const size_t comma = rest.find(',');
+    const std::string_view name = rest.substr(0, comma);
+    if (name != "base" && name != "delta")
+      return Fail(
+          Status::Usage(Text("--tiers {}", raw_.tiers)).Expected("base, delta, or base,delta"));
+    const Tier tier = name == "base" ? Tier::kBase : Tier::kDelta;
+    for (const Tier other : options_.tiers)
+      if (other == tier) return Fail(Status::Usage(Text("--tiers names {} twice", name)));
+    options_.tiers.push_back(tier);
+    options_.encodings.push_back(tier == Tier::kBase       ? Encoding::kBase
+                                 : raw_.delta == "quintal" ? Encoding::kDeltaQuintal
+                                                           : Encoding::kDeltaNibble);
+    if (comma == std::string_view::npos) return {};
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+Result<void> Parser::Finish() {
+  HP_TRY(FinishTiers());
+  const std::optional<ZeroMode> zero_mode = ParseZeroMode(raw_.zero_mode);
+  if (!zero_mode)
+    return Fail(
+        Status::Usage(Text("--zero-mode {}", raw_.zero_mode)).Expected("auto, sign or alt"));
+  options_.zero_mode = *zero_mode;
+  if (raw_.staging_limit != "auto") {
+    HP_ASSIGN(options_.staging_limit_bytes, ParseSize(raw_.staging_limit));
+    if (options_.staging_limit_bytes == 0)
+      return Fail(Status::Usage("--staging-limit 0").Expected("a size above 0, or auto"));
+  }
+  if (raw_.verify != "all" && raw_.verify != "none")
+    return Fail(Status::Usage(Text("--verify {}", raw_.verify)).Expected("all or none"));
+  options_.verify = raw_.verify == "all";
+  HP_ASSIGN(options_.shard_bytes, ParseSize(raw_.shard_size));
+  if (!options_.checkpoint_format.empty() && options_.checkpoint_format != "mxfp4" &&
+      options_.checkpoint_format != "bf16")
+    return Fail(Status::Usage(Text("--checkpoint {}", options_.checkpoint_format))
+                    .Expected("mxfp4 or bf16"));
+  if (options_.path.empty() && options_.command != Command::kDoctor)
+    return Fail(Status::Usage("the path is empty"));
+  return {};
+}
+
+ParseOutcome Parser::Parse(int argc, char** argv) {
+  ParseOutcome outcome;
+  HonourReferenceVariables(&outcome.notes);
+  try {
+    app_.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    outcome.text = app_.help();
+    return outcome;
+  } catch (const CLI::CallForVersion& version) {
+    outcome.text = std::string(version.what()) + "\n";
+    return outcome;
+  } catch (const CLI::ParseError& error) {
+    outcome.exit_code = static_cast<int>(StatusCode::kUsage);
+    std::string command;
+    for (const auto& [id, app] : commands_)
+      if (argc > 1 && app->get_name() == argv[1]) command = app->get_name() + " ";
+    outcome.text = Text("error: {}\n  to fix    `hotplane {}--help` lists what there is\n",
+                        error.what(), command);
+    return outcome;
+  }
+  for (const auto& [command, app] : commands_)
+    if (app->parsed()) options_.command = command;
+  if (const Result<void> finished = Finish(); !finished) {
+    outcome.exit_code = finished.error().exit_code();
+    outcome.text = Text("error: {}\n", finished.error().ToString());
+    return outcome;
+  }
+  outcome.options = options_;
+  return outcome;
+}
+
+}  // namespace
+
+ParseOutcome ParseCommandLine(int argc, char** argv) { return Parser().Parse(argc, argv); }
+
+}  // namespace hotplane::cli

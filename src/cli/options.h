@@ -1,0 +1,81 @@
+// The command line, parsed: one plain struct per command.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "format/kinds.h"
+
+namespace hotplane::cli {
+
+enum class Command : uint8_t {
+  kInvalid = 0,
+  kBuild,
+  kBoot,
+  kWarm,
+  kInspect,
+  kVerify,
+  kExport,
+  kGc,
+  kSynth,
+  kDoctor,
+};
+
+struct CommonOptions {
+  bool json = false;
+  bool quiet = false;
+  bool verbose = false;
+  std::string isa;  // empty: the best this CPU has
+};
+
+struct Options {
+  Command command = Command::kInvalid;
+  CommonOptions common;
+
+  std::string path;        // CHECKPOINT, DIR or FILE, the first positional argument
+  std::string store;       // --store
+  std::string source;      // verify --source
+  std::string generation;  // prefix
+  std::string layers;
+  std::vector<Encoding> encodings;  // build, synth: what --tiers and --delta come to
+  std::vector<Tier> tiers;          // warm
+  ZeroMode zero_mode = ZeroMode::kAuto;
+  size_t workers = 0;
+  uint64_t staging_limit_bytes = 0;
+  bool no_lock = false;
+  double stall_seconds = 120;  // 0: wait for ever
+  bool map = false;
+  bool verify = true;
+  bool dry_run = false;
+
+  uint32_t layer = 0;  // export
+  std::string part;
+  std::optional<uint32_t> expert;
+  std::string out;
+  bool encoded = false;
+
+  std::string geometry;  // synth
+  uint32_t layer_count = 1;
+  uint32_t mtp_count = 0;
+  std::string checkpoint_format;  // empty: a store
+  uint64_t seed = 1;
+  uint64_t shard_bytes = 0;
+};
+
+// What parsing ended in: options to run with, or a text to print and an exit code.
+struct ParseOutcome {
+  std::optional<Options> options;
+  std::string text;                // help and version go to stdout, errors to stderr
+  int exit_code = 0;               // 0 after help and version, 2 after wrong usage
+  std::vector<std::string> notes;  // which environment variable set what; for the log
+};
+
+// Options have environment twins HOTPLANE_<OPTION>; VLLM_MOE_W2_BUILD_WORKERS and
+// VLLM_MOE_W2_ZERO_MODE are honoured where neither the option nor its twin is given. Unknown and
+// repeated options are errors.
+ParseOutcome ParseCommandLine(int argc, char** argv);
+
+}  // namespace hotplane::cli

@@ -1,0 +1,43 @@
+#include <nlohmann/json.hpp>
+
+#include "base/format_text.h"
+#include "base/units.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "engine/warm.h"
+
+namespace hotplane::cli {
+
+Result<void> RunWarm(const Context& context) {
+  const Options& options = context.options;
+  HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
+  HP_ASSIGN(const Generation generation, store.OpenGeneration(options.generation));
+  WorkerPool pool(options.workers);
+  Progress progress;
+  Result<WarmReport> warmed = [&] {
+    const ProgressDisplay display(progress, options.common, options.stall_seconds);
+    return Warm(generation, options.tiers, pool, &context.cancel, &progress);
+  }();
+  HP_ASSIGN(const WarmReport report, std::move(warmed));
+  if (options.common.json) {
+    nlohmann::ordered_json json;
+    json["files"] = report.files;
+    json["bytes"] = report.bytes;
+    json["bytes_cached_before"] = report.bytes_cached_before;
+    json["bytes_cached_after"] = report.bytes_cached_after;
+    json["bytes_available"] = report.bytes_available;
+    json["seconds"] = report.seconds;
+    json["warnings"] = report.warnings;
+    PrintLine(json.dump(2));
+    return {};
+  }
+  for (const std::string& warning : report.warnings) PrintLine("warning: " + warning);
+  if (!options.common.quiet)
+    PrintLine(Text("{} of {} in the page cache ({} were), {} in {}",
+                   FormatBytes(report.bytes_cached_after), FormatBytes(report.bytes),
+                   FormatBytes(report.bytes_cached_before),
+                   FormatRate(report.bytes, report.seconds), FormatSeconds(report.seconds)));
+  return {};
+}
+
+}  // namespace hotplane::cli

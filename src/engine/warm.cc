@@ -1,0 +1,81 @@
+#include "engine/warm.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "base/format_text.h"
+#include "base/topology.h"
+#include "base/units.h"
+
+namespace hotplane {
+namespace {
+
+constexpr uint64_t kPieceBytes = 4 * kMiB;
+
+struct Piece {
+  File* file;
+  uint64_t offset;
+  uint64_t bytes;
+};
+
+uint64_t CountCached(const std::vector<std::unique_ptr<File>>& files) {
+  uint64_t cached = 0;
+  for (const auto& file : files) cached += file->CachedBytes(0, 0).value_or(0);
+  return cached;
+}
+
+}  // namespace
+
+Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& tiers,
+                        WorkerPool& pool, const CancelToken* cancel, Progress* progress) {
+  const auto start = std::chrono::steady_clock::now();
+  WarmReport report;
+  std::vector<std::unique_ptr<File>> files;
+  std::vector<Piece> pieces;
+  for (const ManifestLayer& layer : generation.manifest().layers) {
+    for (const Encoding encoding : kEncodings) {
+      if (std::find(tiers.begin(), tiers.end(), TierOf(encoding)) == tiers.end()) continue;
+      const TierProbe probe = generation.Probe(layer.ordinal, encoding);
+      if (probe.presence != Presence::kPresent) continue;
+      HP_ASSIGN(
+          std::unique_ptr<File> file,
+          generation.env().Open(generation.LayerPath(layer.ordinal, encoding), OpenMode::kRead));
+      const uint64_t bytes = probe.layout.file_bytes;
+      for (uint64_t offset = 0; offset < bytes; offset += kPieceBytes)
+        pieces.push_back({file.get(), offset, std::min(kPieceBytes, bytes - offset)});
+      report.bytes += bytes;
+      files.push_back(std::move(file));
+    }
+  }
+  if (files.empty())
+    return Fail(Status::Data("there is no layer file to warm").File(generation.directory()));
+  report.files = static_cast<uint32_t>(files.size());
+  report.bytes_cached_before = CountCached(files);
+  report.bytes_available = ReadMemoryLimit().available_bytes;
+  if (report.bytes > report.bytes_available)
+    report.warnings.push_back(Text("{} of files cannot stay in {} of page cache",
+                                   FormatBytes(report.bytes), FormatBytes(report.bytes_available)));
+
+  if (progress != nullptr) progress->Begin("warming", report.bytes);
+  std::vector<std::vector<std::byte>> buffers(pool.worker_count(),
+                                              std::vector<std::byte>(kPieceBytes));
+  HP_TRY(pool.ParallelFor(pieces.size(), [&](size_t index, size_t worker) -> Result<void> {
+    if (cancel != nullptr) HP_TRY(cancel->Check());
+    const Piece& piece = pieces[index];
+    const size_t ahead = index + 4 * pool.worker_count();
+    if (ahead < pieces.size()) pieces[ahead].file->WillNeed(pieces[ahead].offset, kPieceBytes);
+    HP_TRY(ReadFully(*piece.file, piece.offset, {buffers[worker].data(), piece.bytes}));
+    if (progress != nullptr) progress->Add(piece.bytes);
+    return {};
+  }));
+  report.bytes_cached_after = CountCached(files);
+  if (report.warnings.empty() && report.bytes_cached_after < report.bytes - report.bytes / 64)
+    report.warnings.push_back(Text("only {} of {} are in the page cache after reading all of it",
+                                   FormatBytes(report.bytes_cached_after),
+                                   FormatBytes(report.bytes)));
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace hotplane
