@@ -110,11 +110,14 @@ Result<void> PublishFileInPieces(Env& env, const std::string& path,
   // Content before name: a rename that reached the disk first would show an empty file after a
   // power cut.
   uint64_t offset = 0;
-  Result<void> written = produce([&](std::span<const std::byte> piece) -> Result<void> {
-    HP_TRY(WriteFully(*temp.file, offset, piece));
+  Result<void> sunk;
+  Result<void> written = produce([&](std::span<const std::byte> piece) {
+    if (sunk) sunk = WriteFully(*temp.file, offset, piece);
     offset += piece.size();
-    return {};
+    return sunk;
   });
+  // A producer that ignores a failed piece must not get a file with a gap published.
+  if (written) written = sunk;
   if (written) written = temp.file->Sync();
   temp.file.reset();
   if (written) written = env.Rename(temp.path, path);

@@ -342,6 +342,18 @@ TEST(Publish, EveryCrashLeavesTheOldOrTheNewWhole) {
   }
 }
 
+TEST(Publish, AProducerThatIgnoresAFailedPiecePublishesNothing) {
+  MemEnv memory;
+  FaultEnv env(memory);
+  env.Add({.action = FaultAction::kError, .kind = OperationKind::kWrite, .error = ENOSPC});
+  const Result<void> published = PublishFileInPieces(env, "/f", [](const FileSink& sink) {
+    for (int i = 0; i < 3; ++i) (void)sink(Pattern(10));
+    return Result<void>();
+  });
+  EXPECT_EQ(ErrorOf(published), ENOSPC);
+  EXPECT_TRUE(memory.Files().empty());
+}
+
 TEST(Publish, TakesTheOperationsThatTheSweepsCover) {
   MemEnv memory;
   FaultEnv env(memory);
