@@ -90,7 +90,8 @@ function(hp_test folder)
     DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
 endfunction()
 
-# hp_bench(<folder> SOURCES <files> [NAME <name>]): <name>_bench.
+# hp_bench(<folder> SOURCES <files> [NAME <name>] [DEPS <folders>]): <name>_bench. What measures also
+# rots: `<name>_bench --smoke` is a test, of its working and not of its figures.
 function(hp_bench folder)
   cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS" ${ARGN})
   if(NOT HOTPLANE_BUILD_BENCH)
@@ -102,6 +103,10 @@ function(hp_bench folder)
   add_executable(${arg_NAME}_bench ${arg_SOURCES})
   hp_link(${arg_NAME}_bench ${folder} ${arg_DEPS})
   target_include_directories(${arg_NAME}_bench PRIVATE ${PROJECT_SOURCE_DIR})
+  if(HOTPLANE_BUILD_TESTS)
+    add_test(NAME bench.${arg_NAME} COMMAND ${arg_NAME}_bench --smoke)
+    set_tests_properties(bench.${arg_NAME} PROPERTIES LABELS plain_build_only TIMEOUT 300)
+  endif()
 endfunction()
 
 # hp_fuzz(<folder> NAME <name> SOURCES <files> [DEPS <folders>]): <name>_fuzz with libFuzzer. The
