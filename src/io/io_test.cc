@@ -336,7 +336,8 @@ TEST_P(EnvTest, PopulateAfterTruncationIsAStatus) {
   Result<std::unique_ptr<Mapping>> mapping =
       MustOpen("f", OpenMode::kRead)->Map(kPageBytes, 7 * kPageBytes);
   ASSERT_TRUE(mapping);
-  for (const uint64_t left : {6 * kPageBytes + 1, 6 * kPageBytes, uint64_t{0}}) {
+  for (const uint64_t left :
+       {8 * kPageBytes - 1, 6 * kPageBytes + 1, 6 * kPageBytes, uint64_t{0}}) {
     Cut("f", left);
     const Result<void> populated = (*mapping)->Populate(2 * kPageBytes, 5 * kPageBytes);
     ASSERT_FALSE(populated);

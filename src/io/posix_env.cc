@@ -101,7 +101,7 @@ Result<void> ReadEveryPage(int fd, const std::string& path, uint64_t begin, uint
     const ssize_t count =
         RetryOnSignal([&] { return pread(fd, &byte, 1, static_cast<off_t>(offset)); });
     if (count < 0) return Fail(ErrnoStatus("cannot read", path).At(offset));
-    if (count == 0) return CheckNotTruncated(fd, path, end);
+    if (count == 0) HP_TRY(CheckNotTruncated(fd, path, end));
   }
   return {};
 }
