@@ -64,6 +64,9 @@ template <int n>
 V ShiftLeft64(V a) {
   return _mm256_slli_epi64(a, n);
 }
+inline V ShiftEvenDwordsLeft12(V a) {
+  return _mm256_sllv_epi32(a, _mm256_setr_epi32(12, 0, 12, 0, 12, 0, 12, 0));
+}
 inline V Shuffle8(V table, V index) { return _mm256_shuffle_epi8(table, index); }
 inline V SwapQwords(V a) { return _mm256_shuffle_epi32(a, 0x4E); }
 inline V SwapDwords(V a) { return _mm256_shuffle_epi32(a, 0xB1); }

@@ -64,6 +64,7 @@ template <int n>
 V ShiftLeft64(V a) {
   return _mm512_slli_epi64(a, n);
 }
+inline V ShiftEvenDwordsLeft12(V a) { return _mm512_sllv_epi32(a, _mm512_set1_epi64(12)); }
 inline V Shuffle8(V table, V index) { return _mm512_shuffle_epi8(table, index); }
 inline V SwapQwords(V a) { return _mm512_shuffle_epi32(a, _MM_PERM_BADC); }
 inline V SwapDwords(V a) { return _mm512_shuffle_epi32(a, _MM_PERM_CDAB); }
