@@ -109,6 +109,11 @@ class HeaderVisitor : public JsonVisitor {
   };
   static constexpr std::string_view kMetadataKey = "__metadata__";
   static constexpr unsigned kDtype = 1, kShape = 2, kOffsets = 4;
+  static constexpr std::array kFieldNames = {
+      std::pair<unsigned, std::string_view>{kDtype, "dtype"},
+      std::pair<unsigned, std::string_view>{kShape, "shape"},
+      std::pair<unsigned, std::string_view>{kOffsets, "data_offsets"},
+  };
 
   Result<void> Enter(Place place) {
     place_ = place;
@@ -134,10 +139,10 @@ class HeaderVisitor : public JsonVisitor {
   }
 
   Result<void> EntryKey(std::string_view key) {
-    const unsigned field = key == "dtype"          ? kDtype
-                           : key == "shape"        ? kShape
-                           : key == "data_offsets" ? kOffsets
-                                                   : 0;
+    unsigned field = 0;
+    for (const auto& [known, name] : kFieldNames) {
+      if (key == name) field = known;
+    }
     if (field == 0 || (seen_fields_ & field) != 0) {
       return Fail(Status::Data(Text("the header entry of tensor {} has {} field", tensor_.name,
                                     field == 0 ? "an unknown" : "a duplicate"))
@@ -151,12 +156,11 @@ class HeaderVisitor : public JsonVisitor {
   }
 
   Result<void> FinishEntry() {
-    if (seen_fields_ != (kDtype | kShape | kOffsets)) {
+    for (const auto& [field, name] : kFieldNames) {
+      if ((seen_fields_ & field) != 0) continue;
       return Fail(Status::Data(Text("the header entry of tensor {} is incomplete", tensor_.name))
                       .Expected("dtype, shape and data_offsets")
-                      .Found(Text("{}{}{} missing", (seen_fields_ & kDtype) ? "" : "dtype ",
-                                  (seen_fields_ & kShape) ? "" : "shape ",
-                                  (seen_fields_ & kOffsets) ? "" : "data_offsets ")));
+                      .Found(Text("no {}", name)));
     }
     uint64_t bytes = DtypeBytes(tensor_.dtype);
     bool overflow = false;

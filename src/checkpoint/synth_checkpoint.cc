@@ -82,12 +82,12 @@ void FillScales(uint64_t stream, uint64_t first_draw, std::span<std::byte> out) 
 }
 
 // The sum of the four 16-bit quarters of a draw: near normal, sigma 0.018, exact in float. One in
-// 4096 is an exact zero of either sign.
+// 1024 is an exact zero of either sign.
 inline float DrawWeight(uint64_t bits) {
   const auto sum = static_cast<int32_t>((bits & 0xffff) + (bits >> 16 & 0xffff) +
                                         (bits >> 32 & 0xffff) + (bits >> 48));
   const float weight = static_cast<float>(sum - 2 * 65535) * 0x1p-21f;
-  return (bits & 0xfff) == 0x5a5 ? ((bits & 0x1000) != 0 ? -0.0f : 0.0f) : weight;
+  return (bits & 0x3ff) == 0x1a5 ? ((bits & 0x400) != 0 ? -0.0f : 0.0f) : weight;
 }
 
 inline uint16_t Bf16Of(float value) {
