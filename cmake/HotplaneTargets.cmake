@@ -90,8 +90,8 @@ function(hp_test folder)
     DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
 endfunction()
 
-# hp_bench(<folder> SOURCES <files> [NAME <name>] [DEPS <folders>]): <name>_bench. What measures also
-# rots: `<name>_bench --smoke` is a test, of its working and not of its figures.
+# hp_bench(<folder> SOURCES <files> [NAME <name>] [DEPS <folders>]): <name>_bench, and a test that
+# `<name>_bench --smoke` works; its figures are not tested.
 function(hp_bench folder)
   cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS" ${ARGN})
   if(NOT HOTPLANE_BUILD_BENCH)

@@ -16,6 +16,8 @@ GIB = 1 << 30
 # 44 layers of 256 experts of 6.75 MiB: codes and scales at H=4096, I=2048.
 HEADLINE_BYTES = 44 * 256 * 6.75 * (1 << 20)
 EXPERT_BYTES = 6.75 * (1 << 20)
+# Below this a boot measures its fixed costs, and a share of a rate means nothing.
+SECONDS_MIN = 0.02
 
 
 class Step(Exception):
@@ -89,54 +91,66 @@ def row(name, layers, read, skipped, seconds, rate, share):
 def boot_row(name, report, limit):
     rate = report["bytes_read"] / report["seconds"] / 1e9
     skipped = "delta: present" if report["bytes_skipped"] else "-"
-    share = f"{100 * rate / limit:.0f}%" if limit else "-"
+    share = f"{100 * rate / limit:.0f}%" if report["seconds"] >= SECONDS_MIN else "too short"
     return row(name, report["layers_total"], size(report["bytes_read"]), skipped,
                f"{report['seconds']:.3f}", f"{rate:.2f}", share)
 
 
 def small_model(program, checkpoint, folder):
-    """The rows of the table, from the bundled model."""
+    """The bundled model's way through hotplane: the report of each step."""
     store = folder / "store"
-    built = run(program, "build", checkpoint, "--store", str(store))
-    cold = boot(program, store, cold=True)
-    warm = boot(program, store, cold=False)
-    if warm["bytes_skipped"] == 0:
+    steps = {"build": run(program, "build", checkpoint, "--store", str(store)),
+             "cold": boot(program, store, cold=True),
+             "warm": boot(program, store, cold=False),
+             "verify": run(program, "verify", str(store))}
+    if steps["warm"]["bytes_skipped"] == 0:
         raise Step("boot: the delta tier is present, expected bytes_skipped above 0, found 0")
-    checked = run(program, "verify", str(store))
-    if checked["findings"]:
-        raise Step(f"verify: expected no findings, found {checked['findings']}")
+    if steps["verify"]["findings"]:
+        raise Step(f"verify: expected no findings, found {steps['verify']['findings']}")
+    return steps
+
+
+def large_store(program, folder, smoke):
+    """Boots of random bytes at the headline geometry, long enough to measure, and the rate at which
+    the disk gives the same files."""
+    experts, layers = (8, 1) if smoke else (64, 2)
+    bytes_wanted = int(experts * layers * EXPERT_BYTES)
+    if shutil.disk_usage(folder).free < 2 * bytes_wanted:
+        raise Step(f"no room for {size(bytes_wanted)} of random experts in {folder}")
+    store = folder / "synth"
+    run(program, "synth", str(store), "--geometry", f"{experts},4096,2048", "--layers",
+        str(layers))
     disk = disk_rate(store) / 1e9
+    cold = boot(program, store, cold=True)
+    boot(program, store, cold=False)
+    return {"cold": cold, "warm": boot(program, store, cold=False), "disk": disk}
+
+
+def table(steps, large):
+    built, checked = steps["build"], steps["verify"]
     build_rate = built["bytes_read"] / built["seconds"] / 1e9
     check_rate = checked["bytes_checked"] / checked["wall_seconds"] / 1e9
     layers = f"{built['layers_total']}/{built['layers_total']} ok"
+    warm_limit = large["warm"]["limit_gigabytes_per_second"]
     return [
         row("", "layers", "read", "skipped", "seconds", "GB/s", "of limit"),
         row("build", built["layers_total"], size(built["bytes_read"]), "-",
             f"{built['seconds']:.3f}", f"{build_rate:.2f}", "-"),
-        boot_row("cold", cold, disk),
-        boot_row("warm", warm, warm["limit_gigabytes_per_second"]),
+        boot_row("cold", steps["cold"], large["disk"]),
+        boot_row("warm", steps["warm"], warm_limit),
         row("verify", layers, size(checked["bytes_checked"]), "base, delta",
             f"{checked['wall_seconds']:.3f}", f"{check_rate:.2f}", "-"),
+        "random experts at DeepSeek-V4-Flash geometry:",
+        boot_row("cold", large["cold"], large["disk"]),
+        boot_row("warm", large["warm"], warm_limit),
     ]
 
 
-def headline(program, folder, smoke):
-    """The last lines, from a store whose boot is long enough to measure."""
-    experts, layers = (8, 1) if smoke else (64, 2)
-    bytes_wanted = int(experts * layers * EXPERT_BYTES)
-    if shutil.disk_usage(folder).free < 2 * bytes_wanted:
-        return [f"No room for {size(bytes_wanted)} of random experts: nothing to extrapolate from."]
-    store = folder / "synth"
-    run(program, "synth", str(store), "--geometry", f"{experts},4096,2048", "--layers",
-        str(layers))
-    cold = boot(program, store, cold=True)
-    boot(program, store, cold=False)
-    warm = boot(program, store, cold=False)
-    seconds = {name: HEADLINE_BYTES * report["seconds"] / report["bytes_read"]
-               for name, report in (("warm", warm), ("cold", cold))}
-    rates = ", ".join(f"{name} {report['bytes_read'] / report['seconds'] / 1e9:.2f} GB/s"
-                      for name, report in (("warm", warm), ("cold", cold)))
-    lines = [f"{size(cold['bytes_read'])} of random experts at the same geometry: {rates}"]
+def headline(large):
+    cold = large["cold"]
+    rates = {name: large[name]["bytes_read"] / large[name]["seconds"] for name in ("warm", "cold")}
+    lines = [f"limits measured here: memory {large['warm']['limit_gigabytes_per_second']:.2f} GB/s "
+             f"(warm), disk {large['disk']:.2f} GB/s (cold)"]
     if cold["share_cached"] > 0.01:
         lines.append(f"The cold boot found {100 * cold['share_cached']:.0f}% in the page cache: "
                      "this file system keeps its pages.")
@@ -144,8 +158,8 @@ def headline(program, folder, smoke):
     lacking = "" if memory > 1.1 * HEADLINE_BYTES else \
         f", had it the memory (it has {memory / GIB:.0f} GiB)"
     lines.append(f"On this machine DeepSeek-V4-Flash ({HEADLINE_BYTES / GIB:.2f} GiB base) would "
-                 f"boot in about {seconds['warm']:.0f} s warm, {seconds['cold']:.0f} s cold"
-                 f"{lacking}.")
+                 f"boot in about {HEADLINE_BYTES / rates['warm']:.0f} s warm, "
+                 f"{HEADLINE_BYTES / rates['cold']:.0f} s cold{lacking}.")
     return lines
 
 
@@ -159,13 +173,13 @@ def main():
     # Beside the program, which is on a disk; a temporary directory may be in memory.
     with tempfile.TemporaryDirectory(prefix="demo-", dir=Path(program).parent) as folder:
         try:
-            table = small_model(program, arguments.checkpoint, Path(folder))
-            last = headline(program, Path(folder), arguments.smoke)
+            steps = small_model(program, arguments.checkpoint, Path(folder))
+            large = large_store(program, Path(folder), arguments.smoke)
         except Step as error:
             print(f"demo: {error}", file=sys.stderr)
             return 1
     print()
-    print("\n".join(table + last))
+    print("\n".join(table(steps, large) + headline(large)))
     return 0
 
 
