@@ -178,7 +178,9 @@ class Plan {
   }
 
   void AddLayer(const std::string& base, bool dense) {
-    const auto& [expert_count, hidden, intermediate] = options_.geometry;
+    const uint64_t expert_count = options_.geometry.experts;
+    const uint64_t hidden = options_.geometry.hidden;
+    const uint64_t intermediate = options_.geometry.intermediate;
     const std::string block = base + (mxfp4() ? "ffn." : "mlp.");
     Add(base + (mxfp4() ? "ffn_norm.weight" : "post_attention_layernorm.weight"),
         Content::kOnesBf16, {hidden});
@@ -189,7 +191,7 @@ class Plan {
     };
     if (dense) return add_mlp(block);
     Add(block + "gate.weight", Content::kBf16, {expert_count, hidden});
-    for (uint32_t e = 0; e < expert_count; ++e) add_mlp(Text("{}experts.{}.", block, e));
+    for (uint64_t e = 0; e < expert_count; ++e) add_mlp(Text("{}experts.{}.", block, e));
   }
 
   const SynthCheckpointOptions& options_;
