@@ -20,16 +20,18 @@ constexpr int kPassCount = 3;
 template <typename PerPiece>
 double BestRate(WorkerPool& pool, std::span<const std::byte> bytes, const PerPiece& per_piece) {
   using Clock = std::chrono::steady_clock;
-  const size_t piece_count = bytes.size() / kPieceBytes;
+  if (bytes.empty()) return 0;
+  const size_t piece_bytes = std::min(kPieceBytes, bytes.size());
+  const size_t piece_count = bytes.size() / piece_bytes;
   double best = 0;
-  for (int pass = 0; pass < kPassCount && piece_count > 0; ++pass) {
+  for (int pass = 0; pass < kPassCount; ++pass) {
     const auto start = Clock::now();
     (void)pool.ParallelFor(piece_count, [&](size_t index, size_t worker) -> Result<void> {
-      per_piece(bytes.subspan(index * kPieceBytes, kPieceBytes), index, worker);
+      per_piece(bytes.subspan(index * piece_bytes, piece_bytes), index, worker);
       return {};
     });
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    best = std::max(best, static_cast<double>(piece_count * kPieceBytes) / seconds);
+    best = std::max(best, static_cast<double>(piece_count * piece_bytes) / seconds);
   }
   return best;
 }

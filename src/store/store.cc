@@ -79,7 +79,7 @@ Result<Store> Store::Open(Env& env, const std::string& directory) {
                     .Advice("build one: hotplane build CHECKPOINT --store DIR"));
   }
   if (stat.type != FileType::kDirectory) {
-    return Fail(Status::Data("a store is a directory, this is not one")
+    return Fail(Status::Usage("a store is a directory, this is not one")
                     .File(directory)
                     .Expected("a directory")
                     .Found(stat.type == FileType::kRegular ? "a file" : "a special file"));

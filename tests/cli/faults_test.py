@@ -1,0 +1,359 @@
+"""Bad input and what it gets: exit code, a message that names the place, nothing published, nothing lost.
+
+The cases are those of the table in docs/faults.md.
+"""
+
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import unittest
+
+import command
+
+
+def truncate(path, keep):
+    with open(path, "r+b") as file:
+        file.truncate(keep)
+
+
+def flip(path, offset, bit=1):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ bit]))
+
+
+class BadCheckpoint(unittest.TestCase):
+    def setUp(self):
+        self.root = tempfile.mkdtemp(prefix="hotplane-faults-")
+        self.model = os.path.join(self.root, "model")
+        self.store = os.path.join(self.root, "store")
+        self.addCleanup(shutil.rmtree, self.root)
+
+    def single(self, content):
+        os.makedirs(self.model, exist_ok=True)
+        path = os.path.join(self.model, "model.safetensors")
+        with open(path, "wb") as out:
+            out.write(content)
+        return path
+
+    def refused(self, code, *words):
+        done = command.run("build", self.model, "--store", self.store, "-q")
+        self.assertEqual(done.returncode, code, done.stderr)
+        for word in words:
+            self.assertIn(str(word), done.stderr)
+        self.assertEqual([f for f in command.files_below(self.store) if "layer-" in f], [])
+        self.assertEqual([f for f in command.files_below(self.store) if ".tmp" in f], [])
+        return done.stderr
+
+    def edited(self, edit):
+        return self.single(command.safetensors_bytes(command.mxfp4_tensors(), edit))
+
+    def test_truncated(self):
+        path = self.single(command.safetensors_bytes(command.mxfp4_tensors()))
+        truncate(path, os.path.getsize(path) - 1)
+        self.refused(3, path, "expected", "found")
+
+    def test_empty(self):
+        self.refused(3, self.single(b""))
+
+    def test_header_longer_than_the_file(self):
+        self.refused(3, self.single(struct.pack("<Q", 1 << 20) + b"{}"))
+
+    def test_oversized_header(self):
+        self.refused(3, self.single(struct.pack("<Q", 1 << 62) + b"{}" * 100), "at most 200 bytes")
+
+    def test_header_is_not_json(self):
+        self.refused(3, self.single(struct.pack("<Q", 8) + b"{\"a\": }}"))
+
+    def test_overlap(self):
+        def edit(header):
+            names = list(header)
+            header[names[1]]["data_offsets"] = list(header[names[1]]["data_offsets"])
+            first = header[names[0]]["data_offsets"]
+            size = header[names[1]]["data_offsets"][1] - header[names[1]]["data_offsets"][0]
+            header[names[1]]["data_offsets"] = [first[0], first[0] + size]
+        self.refused(3, self.edited(edit))
+
+    def test_hole(self):
+        def edit(header):
+            del header[list(header)[1]]
+        self.refused(3, self.edited(edit))
+
+    def test_duplicate_key(self):
+        content = command.safetensors_bytes(command.mxfp4_tensors())
+        name = b"layers.0.ffn.experts.1.w1.weight"
+        twin = b"layers.0.ffn.experts.0.w1.weight"
+        self.refused(3, self.single(content.replace(name, twin)), twin.decode())
+
+    def test_wrong_dtype(self):
+        def edit(header):
+            header["layers.0.ffn.experts.1.w1.weight"]["dtype"] = "U8"
+        self.refused(3, self.edited(edit), "layers.0.ffn.experts.1.w1.weight")
+
+    def test_unknown_dtype(self):
+        def edit(header):
+            header["layers.0.ffn.experts.1.w1.weight"]["dtype"] = "Q7"
+        self.refused(3, self.edited(edit), "Q7")
+
+    def test_nan_scale(self):
+        tensors = command.mxfp4_tensors()
+        dtype, shape, data = tensors["layers.1.ffn.experts.2.w3.scale"]
+        tensors["layers.1.ffn.experts.2.w3.scale"] = (dtype, shape, data[:7] + b"\xff" + data[8:])
+        self.single(command.safetensors_bytes(tensors))
+        done = command.run("build", self.model, "--store", self.store, "-q")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("layers.1.ffn.experts.2.w3.scale", done.stderr)
+        self.assertIn("255", done.stderr)
+        self.assertEqual([f for f in command.files_below(self.store) if "layer-0001" in f], [])
+
+    def test_missing_expert(self):
+        tensors = command.mxfp4_tensors()
+        del tensors["layers.1.ffn.experts.1.w2.weight"]
+        del tensors["layers.1.ffn.experts.1.w2.scale"]
+        self.single(command.safetensors_bytes(tensors))
+        self.refused(3, "layers.1.ffn.experts.1.w2")
+
+    def test_unequal_shape(self):
+        tensors = command.mxfp4_tensors()
+        tensors["layers.1.ffn.experts.1.w2.weight"] = ("I8", [64, 64], command.pattern(4096, 3))
+        self.single(command.safetensors_bytes(tensors))
+        self.refused(3, "layers.1.ffn.experts.1.w2.weight")
+
+    def test_shapes_that_planes_cannot_have(self):
+        self.single(command.safetensors_bytes(command.mxfp4_tensors(hidden=96)))
+        self.refused(3, "64")
+
+    def test_no_routed_experts(self):
+        self.single(command.safetensors_bytes({"embed.weight": ("BF16", [2, 2], bytes(8))}))
+        self.refused(3, "routed experts")
+
+    def test_missing_shard(self):
+        command.write_checkpoint(self.model, command.mxfp4_tensors(), shards=3)
+        os.remove(os.path.join(self.model, "model-00002-of-00003.safetensors"))
+        done = command.run("build", self.model, "--store", self.store, "-q")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("model-00002-of-00003.safetensors", done.stderr)
+
+    def test_duplicate_across_shards(self):
+        command.write_checkpoint(self.model, command.mxfp4_tensors(), shards=2)
+        tensors = command.mxfp4_tensors()
+        names = list(tensors)
+        with open(os.path.join(self.model, "model-00002-of-00002.safetensors"), "wb") as out:
+            out.write(command.safetensors_bytes({n: tensors[n] for n in names[1::2] + names[:1]}))
+        self.refused(3, names[0])
+
+    def test_not_a_checkpoint(self):
+        os.makedirs(self.model)
+        self.refused(2, self.model)
+        done = command.run("build", os.path.join(self.root, "nowhere"), "--store", self.store)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("nowhere", done.stderr)
+
+
+class BadStore(unittest.TestCase):
+    def setUp(self):
+        self.root = tempfile.mkdtemp(prefix="hotplane-faults-")
+        self.addCleanup(shutil.rmtree, self.root)
+        self.model = command.write_checkpoint(os.path.join(self.root, "model"),
+                                              command.mxfp4_tensors())
+        self.store = os.path.join(self.root, "store")
+        command.must("build", self.model, "--store", self.store, "-q")
+        self.base = [f for f in command.files_below(self.store) if f.endswith("layer-0001.base")][0]
+        self.delta = [f for f in command.files_below(self.store)
+                      if f.endswith("layer-0001.delta-quintal")][0]
+        self.manifest = [f for f in command.files_below(self.store) if f.endswith("manifest")][0]
+
+    def both_refuse(self, code, *words):
+        for arguments in (("verify", self.store), ("boot", self.store),
+                          ("boot", self.store, "--map")):
+            done = command.run(*arguments)
+            self.assertEqual(done.returncode, code, (arguments, done.stdout, done.stderr))
+            for word in words:
+                self.assertIn(str(word), done.stdout + done.stderr, arguments)
+
+    def test_cut_short(self):
+        truncate(self.base, os.path.getsize(self.base) - 4096)
+        self.both_refuse(3, self.base, "expected", "found")
+
+    def test_cut_to_nothing(self):
+        truncate(self.base, 0)
+        self.both_refuse(3, self.base)
+
+    def test_too_long(self):
+        with open(self.base, "ab") as file:
+            file.write(b"\0")
+        self.both_refuse(3, self.base)
+
+    def test_bit_in_header(self):
+        flip(self.base, 100)
+        self.both_refuse(3, self.base)
+
+    def test_bit_in_table(self):
+        flip(self.base, 4096 + 3)
+        self.both_refuse(3, self.base)
+
+    def test_bit_in_record(self):
+        flip(self.base, os.path.getsize(self.base) - 4096 + 5)
+        self.both_refuse(3, self.base, "chunk")
+
+    def test_bit_in_delta_is_found_by_verify(self):
+        flip(self.delta, os.path.getsize(self.delta) - 4096 + 5)
+        done = command.run("verify", self.store)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn(self.delta, done.stdout)
+        command.must("boot", self.store)  # which does not use that tier
+
+    def test_file_of_another_layer(self):
+        shutil.copy(self.base.replace("0001", "0000"), self.base)
+        self.both_refuse(3, self.base)
+
+    def test_file_of_another_generation(self):
+        other = command.write_checkpoint(os.path.join(self.root, "other"),
+                                         command.bf16_tensors(layers=2, experts=3))
+        store = os.path.join(self.root, "other-store")
+        command.must("build", other, "--store", store, "-q")
+        source = [f for f in command.files_below(store) if f.endswith("layer-0001.base")][0]
+        shutil.copy(source, self.base)
+        self.both_refuse(3, self.base)
+
+    def test_other_format_version(self):
+        with open(self.base, "r+b") as file:
+            file.seek(8)
+            file.write(struct.pack("<I", 2))
+        self.both_refuse(3, self.base, "version")
+
+    def test_bit_in_manifest(self):
+        flip(self.manifest, 200)
+        self.both_refuse(3, self.manifest)
+
+    def test_store_of_another_checkpoint(self):
+        other = command.write_checkpoint(os.path.join(self.root, "other"),
+                                         command.bf16_tensors(layers=2, experts=3))
+        done = command.run("verify", self.store, "--source", other)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("was not built from", done.stderr)
+
+    def test_several_generations_need_a_choice(self):
+        other = command.write_checkpoint(os.path.join(self.root, "other"),
+                                         command.bf16_tensors())
+        command.must("build", other, "--store", self.store, "-q")
+        done = command.run("boot", self.store)
+        self.assertEqual(done.returncode, 2)
+        names = [n for n in os.listdir(self.store) if len(n) == 32]
+        self.assertEqual(len(names), 2)
+        for name in names:
+            self.assertIn(name, done.stderr)
+            command.must("boot", self.store, "--generation", name[:8])
+        self.assertEqual(command.run("boot", self.store, "--generation", "x").returncode, 2)
+
+    def test_a_damaged_layer_is_built_again_alone(self):
+        flip(self.base, 100)
+        before = {f: os.stat(f).st_mtime_ns for f in command.files_below(self.store)}
+        report = command.must_json("build", self.model, "--store", self.store)
+        self.assertEqual(report["layers_built"], 1)
+        command.must("verify", self.store)
+        changed = [f for f in before if os.stat(f).st_mtime_ns != before[f]]
+        self.assertEqual(changed, [self.base])
+
+
+class BadPlace(unittest.TestCase):
+    def setUp(self):
+        self.root = tempfile.mkdtemp(prefix="hotplane-faults-")
+        self.addCleanup(shutil.rmtree, self.root)
+        self.model = command.write_checkpoint(os.path.join(self.root, "model"),
+                                              command.mxfp4_tensors(experts=8, hidden=256,
+                                                                    intermediate=256))
+
+    def mount(self, options):
+        place = os.path.join(self.root, "mount")
+        os.makedirs(place)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place],
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            self.skipTest("cannot mount a tmpfs here: " + done.stderr.strip())
+        self.addCleanup(subprocess.run, ["umount", place])
+        return place
+
+    def test_store_is_a_file(self):
+        place = os.path.join(self.root, "file")
+        with open(place, "w"):
+            pass
+        for arguments in (("build", self.model, "--store", place), ("boot", place)):
+            done = command.run(*arguments)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(place, done.stderr)
+
+    def test_no_store(self):
+        place = os.path.join(self.root, "nowhere")
+        for name in ("boot", "verify", "warm", "gc"):
+            done = command.run(name, place)
+            self.assertEqual(done.returncode, 2, (name, done.stderr))
+            self.assertIn(place, done.stderr)
+        self.assertFalse(os.path.exists(place))
+
+    def test_full_disk(self):
+        place = self.mount("size=256k")
+        done = command.run("build", self.model, "--store", os.path.join(place, "store"))
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertIn("free", done.stderr)
+        self.assertEqual([f for f in command.files_below(place) if "layer-" in f], [])
+
+    def test_read_only_file_system(self):
+        place = self.mount("size=64m")
+        store = os.path.join(place, "store")
+        command.must("build", self.model, "--store", store, "--tiers", "base", "-q")
+        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        command.must("boot", store)
+        command.must("verify", store)
+        done = command.run("build", self.model, "--store", store)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("Read-only", done.stderr)
+
+    def test_staging_limit_too_small(self):
+        done = command.run("build", self.model, "--store", os.path.join(self.root, "s"),
+                           "--staging-limit", "1K")
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertIn("--staging-limit", done.stderr)
+
+
+class BadUsage(unittest.TestCase):
+    def test_every_kind(self):
+        cases = [
+            [], ["frobnicate"], ["boot"], ["boot", "/s", "--frob"], ["boot", "/s", "--map", "--map=x"],
+            ["build", "/m"], ["build", "/m", "--store", "/s", "--store", "/t"],
+            ["build", "/m", "--store", "/s", "--tiers", "base,gamma"],
+            ["build", "/m", "--store", "/s", "--tiers", "base,base"],
+            ["build", "/m", "--store", "/s", "--delta", "octal"],
+            ["build", "/m", "--store", "/s", "--zero-mode", "maybe"],
+            ["build", "/m", "--store", "/s", "--staging-limit", "lots"],
+            ["boot", "/s", "--verify", "some"], ["boot", "/s", "--workers", "-1"],
+            ["synth", "/s", "--geometry", "ds5", "--layers", "1"],
+            ["synth", "/s", "--geometry", "4,100,64", "--layers", "1"],
+            ["export", "/s", "--layer", "0", "--part", "planes13"],
+            ["boot", "/s", "extra"], ["doctor", "--isa", "sse9"],
+        ]
+        for arguments in cases:
+            done = command.run(*arguments)
+            self.assertEqual(done.returncode, 2, (arguments, done.stderr))
+            self.assertNotEqual(done.stderr, "", arguments)
+            self.assertEqual(done.stdout, "", arguments)
+
+    def test_help_and_version(self):
+        self.assertIn("hotplane", command.must("--version").stdout)
+        for name in ("build", "boot", "warm", "inspect", "verify", "export", "gc", "synth", "doctor"):
+            text = command.must(name, "--help").stdout
+            self.assertIn("Example", text)
+            self.assertIn("hotplane " + name, text)
+
+    def test_json_errors_are_json(self):
+        import json
+        done = command.run("boot", "/nowhere", "--json")
+        self.assertEqual(json.loads(done.stdout)["error"]["code"], done.returncode)
+
+
+if __name__ == "__main__":
+    command.main(unittest)

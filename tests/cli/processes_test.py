@@ -1,0 +1,172 @@
+"""Several processes on one store, signals, and SIGKILL at random moments.
+
+HOTPLANE_KILLS and HOTPLANE_KILL_MIB set how often and how large: the defaults keep the test short; the
+full run is `HOTPLANE_KILLS=200 HOTPLANE_KILL_MIB=4096 python3 tests/cli/processes_test.py Kill`.
+"""
+
+import filecmp
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+import command
+
+
+class Fixture(unittest.TestCase):
+    def setUp(self):
+        self.root = tempfile.mkdtemp(prefix="hotplane-processes-")
+        self.addCleanup(shutil.rmtree, self.root)
+        self.model = os.path.join(self.root, "model")
+        self.store = os.path.join(self.root, "store")
+
+    def synth(self, mebibytes, layers=4):
+        """An MXFP4 checkpoint of about this size."""
+        experts = max(1, mebibytes * 2**20 // layers // (3 * 1024 * 512 * 17 // 32))
+        command.must("synth", self.model, "--geometry", f"{experts},1024,512", "--layers", layers,
+                     "--checkpoint", "mxfp4", "--mtp", 1, "-q")
+
+    def temporaries(self):
+        return [f for f in command.files_below(self.store) if ".tmp" in os.path.basename(f)]
+
+
+class Together(Fixture):
+    def test_four_builds_build_each_layer_once(self):
+        self.synth(96)
+        builds = [subprocess.Popen([command.HOTPLANE, "build", self.model, "--store", self.store,
+                                    "--json", "--workers", "2"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                  for _ in range(4)]
+        reports = []
+        for build in builds:
+            out, error = build.communicate(timeout=300)
+            self.assertEqual(build.returncode, 0, error)
+            import json
+            reports.append(json.loads(out))
+        self.assertEqual(sum(report["layers_built"] for report in reports), 5)
+        self.assertEqual({report["layers_total"] for report in reports}, {5})
+        self.assertEqual(sum(report["layers_attached"] for report in reports), 15)
+        self.assertEqual(len({report["generation"] for report in reports}), 1)
+        self.assertEqual(self.temporaries(), [])
+        self.assertEqual(len(os.listdir(self.store)), 1)
+        command.must("verify", self.store, "--source", self.model)
+        single = os.path.join(self.root, "single")
+        command.must("build", self.model, "--store", single, "--workers", "1", "-q")
+        self.assert_same(single, self.store)
+
+    def assert_same(self, one, other):
+        names = [os.path.relpath(f, one) for f in command.files_below(one)]
+        self.assertEqual(names, [os.path.relpath(f, other) for f in command.files_below(other)])
+        same, different, errors = filecmp.cmpfiles(one, other, names, shallow=False)
+        self.assertEqual((different, errors), ([], []))
+        self.assertGreater(len(same), 0)
+
+    def test_gc_beside_a_boot_deletes_nothing(self):
+        self.synth(48)
+        command.must("build", self.model, "--store", self.store, "-q")
+        before = command.files_below(self.store)
+        boot = command.start("boot", self.store)
+        # Stopped wherever it happens to be; if it was done already there is nothing to see, so try again.
+        for _ in range(50):
+            time.sleep(0.002)
+            boot.send_signal(signal.SIGSTOP)
+            if boot.poll() is None and self.holds_the_store(boot.pid):
+                break
+            boot.send_signal(signal.SIGCONT)
+            boot.wait()
+            boot = command.start("boot", self.store)
+        else:
+            self.fail("no boot was caught while it held the store")
+        generation = os.listdir(self.store)[0]
+        report = command.must_json("gc", self.store, "--generation", generation)
+        self.assertEqual(report["removed"], [])
+        self.assertEqual(len(report["kept_in_use"]), 1)
+        self.assertEqual(command.files_below(self.store), before)
+        boot.send_signal(signal.SIGCONT)
+        self.assertEqual(boot.wait(timeout=60), 0)
+        command.must("verify", self.store)
+        report = command.must_json("gc", self.store, "--generation", generation)
+        self.assertGreater(report["bytes_freed"], 0)
+        self.assertEqual(os.listdir(self.store), [])
+
+    @staticmethod
+    def holds_the_store(pid):
+        try:
+            folder = f"/proc/{pid}/fd"
+            return any(os.readlink(os.path.join(folder, fd)).endswith("locks/users")
+                       for fd in os.listdir(folder))
+        except OSError:
+            return False
+
+
+class Signals(Fixture):
+    def test_interrupted_builds_clean_up_and_can_go_on(self):
+        self.synth(256)
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            build = command.start("build", self.model, "--store", self.store)
+            while not self.temporaries():
+                time.sleep(0.001)
+                self.assertIsNone(build.poll(), "the build ended before it could be interrupted")
+            build.send_signal(number)
+            self.assertEqual(build.wait(timeout=60), code)
+            self.assertEqual(self.temporaries(), [])
+        command.must("build", self.model, "--store", self.store, "-q")
+        command.must("verify", self.store, "--source", self.model)
+
+
+class Kill(Fixture):
+    def test_at_random_moments(self):
+        kills = int(os.environ.get("HOTPLANE_KILLS", "12"))
+        self.synth(int(os.environ.get("HOTPLANE_KILL_MIB", "128")))
+        reference = os.path.join(self.root, "reference")
+        start = time.monotonic()
+        command.must("build", self.model, "--store", reference, "-q")
+        whole = time.monotonic() - start
+        rng = random.Random(20261129)
+        checked = {}
+        done = hit = finished = 0
+        while done < kills:
+            build = command.start("build", self.model, "--store", self.store)
+            try:
+                build.wait(timeout=rng.uniform(0, whole * 0.6))
+            except subprocess.TimeoutExpired:
+                build.kill()
+                hit += 1
+            build.wait()
+            done += 1
+            self.check(reference, checked)
+            if build.returncode == 0:
+                finished += 1
+                shutil.rmtree(self.store)
+                checked.clear()
+        self.assertGreater(hit, kills // 2)
+        command.must("build", self.model, "--store", self.store, "-q")
+        self.check(reference, checked)
+        self.assertEqual(
+            [os.path.relpath(f, reference) for f in command.files_below(reference)],
+            [os.path.relpath(f, self.store) for f in command.files_below(self.store)])
+        command.must("verify", self.store, "--source", self.model)
+        print(f"{done} builds, {hit} killed, {finished} finished first, {whole:.1f} s undisturbed")
+
+    def check(self, reference, checked):
+        """Every published file is whole; what can be booted boots."""
+        for path in command.files_below(self.store) if os.path.isdir(self.store) else []:
+            if os.path.basename(path).startswith(".tmp"):
+                continue
+            stamp = (os.stat(path).st_mtime_ns, os.stat(path).st_ino)
+            if checked.get(path) == stamp:
+                continue
+            twin = os.path.join(reference, os.path.relpath(path, self.store))
+            self.assertTrue(filecmp.cmp(path, twin, shallow=False), path)
+            checked[path] = stamp
+            if path.endswith(".base"):
+                layer = int(os.path.basename(path)[len("layer-"):-len(".base")])
+                command.must("boot", self.store, "--layers", layer, "--map", "-q")
+
+
+if __name__ == "__main__":
+    command.main(unittest)
