@@ -1,7 +1,7 @@
 # Sourced by scripts/demo and scripts/test: installs what a fresh Debian 12 lacks, and only that.
 
 # What the library and the command line are built from.
-build_packages="ca-certificates cmake g++ libcli11-dev libexpected-dev libfmt-dev liburing-dev
+build_packages="ca-certificates cmake g++ libcli11-dev libexpected-dev libfmt-dev
   libxxhash-dev ninja-build nlohmann-json3-dev pkg-config python3"
 # What the tests add: their frameworks, clang for the fuzzers, git for nothing but a clone.
 test_packages="binutils clang clang-format-14 git libclang-rt-14-dev libgtest-dev librapidcheck-dev"
@@ -27,9 +27,9 @@ install_packages() {
   fi
   # Names are words: splitting them is wanted.
   # shellcheck disable=SC2086
-  $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq update </dev/null &&
+  $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq update </dev/null >/dev/null &&
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
-      $missing </dev/null
+      $missing </dev/null >/dev/null
 }
 
 # build_preset NAME [CMAKE_ARGUMENT...]: configures and builds build/NAME; ccache where it is there.
