@@ -1,5 +1,7 @@
 #include "quant/quantize.h"
 
+#include <cpuid.h>
+
 #include <algorithm>
 #include <array>
 #include <string>
@@ -11,10 +13,18 @@
 namespace hotplane {
 namespace {
 
+// clang 14 has no __builtin_cpu_supports("f16c").
+bool HasF16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 // What kernels_avx2.cc and kernels_avx512.cc are compiled with.
 bool RunsAvx2() {
-  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("popcnt") != 0 &&
-         __builtin_cpu_supports("f16c") != 0;
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("popcnt") != 0 && HasF16c();
 }
 bool RunsAvx512() {
   return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
