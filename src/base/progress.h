@@ -1,4 +1,5 @@
-// What a long operation is doing, for whoever shows it. Written by the operation, read by a display thread.
+// What a long operation is doing, for whoever shows it. Written by the operation, read by a display
+// thread.
 #pragma once
 
 #include <atomic>

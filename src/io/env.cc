@@ -1,4 +1,6 @@
 // The functions of env.h that need nothing but an Env, so that every Env shares them.
+#include "io/env.h"
+
 #include <unistd.h>
 
 #include <atomic>
@@ -6,7 +8,6 @@
 
 #include "base/format_text.h"
 #include "base/units.h"
-#include "io/env.h"
 
 namespace hotplane {
 namespace {
