@@ -81,7 +81,8 @@ def safetensors_bytes(tensors, header_edit=None):
     header = {}
     offset = 0
     for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [offset, offset + len(data)]}
         offset += len(data)
     if header_edit is not None:
         header_edit(header)

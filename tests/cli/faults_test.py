@@ -1,4 +1,5 @@
-"""Bad input and what it gets: exit code, a message that names the place, nothing published, nothing lost.
+"""Bad input and what it gets: exit code, a message that names the place, nothing published, nothing
+lost.
 
 The cases are those of the table in docs/faults.md.
 """
@@ -323,7 +324,8 @@ class BadPlace(unittest.TestCase):
 class BadUsage(unittest.TestCase):
     def test_every_kind(self):
         cases = [
-            [], ["frobnicate"], ["boot"], ["boot", "/s", "--frob"], ["boot", "/s", "--map", "--map=x"],
+            [], ["frobnicate"], ["boot"], ["boot", "/s", "--frob"],
+            ["boot", "/s", "--map", "--map=x"],
             ["build", "/m"], ["build", "/m", "--store", "/s", "--store", "/t"],
             ["build", "/m", "--store", "/s", "--tiers", "base,gamma"],
             ["build", "/m", "--store", "/s", "--tiers", "base,base"],
@@ -344,7 +346,8 @@ class BadUsage(unittest.TestCase):
 
     def test_help_and_version(self):
         self.assertIn("hotplane", command.must("--version").stdout)
-        for name in ("build", "boot", "warm", "inspect", "verify", "export", "gc", "synth", "doctor"):
+        for name in ("build", "boot", "warm", "inspect", "verify", "export", "gc", "synth",
+                     "doctor"):
             text = command.must(name, "--help").stdout
             self.assertIn("Example", text)
             self.assertIn("hotplane " + name, text)

@@ -1,7 +1,7 @@
 """The digests of every part of every layer, for every instruction set, and the identity of a model.
 
-The bundled model's digests are in tests/data/golden.json. HOTPLANE_SHARED names a folder with more models
-(models/tinymoe-bf16) whose digests are in the same file.
+The bundled model's digests are in tests/data/golden.json. HOTPLANE_SHARED names a folder with more
+models (models/tinymoe-bf16) whose digests are in the same file.
 """
 
 import hashlib

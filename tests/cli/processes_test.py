@@ -1,7 +1,7 @@
 """Several processes on one store, signals, and SIGKILL at random moments.
 
-HOTPLANE_KILLS and HOTPLANE_KILL_MIB set how often and how large: the defaults keep the test short; the
-full run is `HOTPLANE_KILLS=200 HOTPLANE_KILL_MIB=4096 python3 tests/cli/processes_test.py Kill`.
+HOTPLANE_KILLS and HOTPLANE_KILL_MIB set how often and how large: the defaults keep the test
+short; the full run is `HOTPLANE_KILLS=200 HOTPLANE_KILL_MIB=4096 python3 tests/cli/processes_test.py Kill`.
 """
 
 import filecmp
@@ -70,7 +70,8 @@ class Together(Fixture):
         command.must("build", self.model, "--store", self.store, "-q")
         before = command.files_below(self.store)
         boot = command.start("boot", self.store)
-        # Stopped wherever it happens to be; if it was done already there is nothing to see, so try again.
+        # Stopped wherever it happens to be; if it was done already there is nothing to see, so try
+        # again.
         for _ in range(50):
             time.sleep(0.002)
             boot.send_signal(signal.SIGSTOP)

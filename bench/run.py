@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""run.py [NAME] [--layers N] [--folder DIR] [--smoke]: every benchmark of the CPU path, one after
+the other, into one result file with the machine, the commit, the commands and the figures."""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from datetime import date
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BUILD = os.path.join(ROOT, "build", "release")
+
+
+def machine():
+    with open("/proc/cpuinfo") as file:
+        model = re.search(r"model name\s*:\s*(.+)", file.read()).group(1)
+    with open("/proc/meminfo") as file:
+        kib = int(re.search(r"MemTotal:\s*(\d+)", file.read()).group(1))
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(kib / 2**20, 1), "kernel": os.uname().release}
+
+
+def commit():
+    done = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True,
+                          text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--layers", type=int, default=4, help="of the boot and build benchmarks")
+    parser.add_argument("--folder", default=BUILD, help="for stores and checkpoints; on a disk")
+    parser.add_argument("--smoke", action="store_true")
+    arguments = parser.parse_args()
+    smoke = ["--smoke"] if arguments.smoke else []
+    result = {"machine": machine(), "commit": commit(), "date": str(date.today()),
+              "command": "scripts/bench", "commands": {}, "figures": {}}
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.folder) as folder:
+        steps = {
+            "quantize": [os.path.join(BUILD, "src/quant/quant_bench"), *smoke],
+            "boot": [os.path.join(BUILD, "src/engine/boot_bench"), "--store",
+                     os.path.join(folder, "store"), "--layers", str(arguments.layers), *smoke],
+            "build": [sys.executable, os.path.join(ROOT, "bench/build_memory.py"),
+                      os.path.join(BUILD, "bin/hotplane"), folder, "--layers",
+                      str(arguments.layers), *smoke],
+        }
+        for name, command in steps.items():
+            figures = os.path.join(folder, name + ".json")
+            print(f"== {name}", flush=True)
+            subprocess.run([*command, "--json", figures], check=True)
+            with open(figures) as file:
+                result["figures"][name] = json.load(file)
+            result["commands"][name] = " ".join(
+                os.path.relpath(word, ROOT) if word.startswith(ROOT) else word
+                for word in command).replace(os.path.relpath(folder, ROOT), "DIR").replace(
+                    sys.executable, "python3")
+            if name == "boot":
+                subprocess.run(["rm", "-rf", os.path.join(folder, "store")], check=True)
+    if arguments.smoke:
+        return 0
+    name = arguments.name or re.sub(r"[^a-z0-9]+", "-", result["machine"]["cpu"].lower()).strip("-")
+    path = os.path.join(ROOT, "bench", "results", name + ".json")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as out:
+        json.dump(result, out, indent=2)
+        out.write("\n")
+    print("wrote", os.path.relpath(path, ROOT))
+    return subprocess.run([sys.executable, os.path.join(ROOT, "tools", "readme_numbers.py")],
+                          check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""readme_numbers.py [--check]: writes the README's figures from the newest file of bench/results/.
+With --check it writes nothing and fails when the README says something else."""
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+BEGIN = "<!-- numbers: begin (tools/readme_numbers.py writes this part) -->"
+END = "<!-- numbers: end -->"
+
+
+def newest_result():
+    paths = (ROOT / "bench/results").glob("*.json")
+    files = [(json.loads(path.read_text()), path) for path in paths]
+    if not files:
+        return None, None
+    return max(files, key=lambda entry: (entry[0]["date"], entry[1].name))
+
+
+def row(what, reached, limit_name, limit):
+    return (f"| {what} | {reached:.2f} GB/s | {limit_name} {limit:.2f} GB/s | "
+            f"{100 * reached / limit:.0f}% |")
+
+
+def quantize_rows(figures):
+    """One row per instruction set and source."""
+    memcpy = [entry for entry in figures["rows"] if entry["name"] == "memcpy"]
+    limit = max(entry["gigabytes_per_second"] for entry in memcpy)
+    return [row(f"{entry['name']}, checksums included, one core, {entry['variant']}",
+                entry["gigabytes_per_second"], "memcpy", limit)
+            for entry in figures["rows"] if entry["name"] != "memcpy"]
+
+
+def boot_rows(boot):
+    size = f"{boot['bytes'] / 2**30:.2f} GiB from the page cache, every byte verified"
+    rows = []
+    for name, limit in (("boot --map", "reading"), ("boot", "memcpy")):
+        rows.append(row(f"`{name}`, {size}", boot[name]["gigabytes_per_second"], limit,
+                        boot[name]["limit_gigabytes_per_second"]))
+    rows.append(row("`boot`, planning and fresh memory included",
+                    boot["boot"]["all_in_gigabytes_per_second"], "memcpy",
+                    boot["boot"]["limit_gigabytes_per_second"]))
+    return rows
+
+
+def build_row(build):
+    limit = f"{build['staging_limit_bytes'] // 2**20} MiB"
+    peak, allowed = (build[key] / 2**20 for key in ("peak_anonymous_bytes", "allowed_bytes"))
+    return (f"| `build` of {build['bytes_read'] / 2**30:.2f} GiB MXFP4, both tiers, staging limit "
+            f"{limit} | {build['gigabytes_per_second']:.2f} GB/s, peak RssAnon {peak:.0f} MiB | "
+            f"{allowed:.0f} MiB | {100 * peak / allowed:.0f}% |")
+
+
+def numbers(result, path):
+    machine = result["machine"]
+    head = (f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, kernel "
+            f"{machine['kernel']}; {result['date']}, commit {result['commit']}, medians. "
+            f"Reproduced by `{result['command']}`; all figures: "
+            f"[{path.name}]({path.relative_to(ROOT)}).")
+    figures = result["figures"]
+    table = ["| what | reached | limit, same run | share |", "|---|---|---|---|",
+             *boot_rows(figures["boot"]), *quantize_rows(figures["quantize"]),
+             build_row(figures["build"])]
+    return "\n".join([head, "", *table])
+
+
+def main():
+    text = README.read_text()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    result, path = newest_result()
+    body = numbers(result, path) if result else "No figures yet: run `scripts/bench`."
+    wanted = f"{before}{BEGIN}\n{body}\n{END}{after}"
+    if "--check" in sys.argv[1:]:
+        if text != wanted:
+            print("README.md does not say what bench/results says: run tools/readme_numbers.py")
+            return 1
+        return 0
+    README.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
