@@ -1,7 +1,8 @@
 """Several processes on one store, signals, and SIGKILL at random moments.
 
 HOTPLANE_KILLS and HOTPLANE_KILL_MIB set how often and how large: the defaults keep the test
-short; the full run is `HOTPLANE_KILLS=200 HOTPLANE_KILL_MIB=4096 python3 tests/cli/processes_test.py Kill`.
+short; the full run is
+`HOTPLANE_KILLS=200 HOTPLANE_KILL_MIB=4096 python3 tests/cli/processes_test.py Kill`.
 """
 
 import filecmp

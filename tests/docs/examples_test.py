@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""examples_test.py COMPILER HOTPLANE ROOT: the C++ blocks of the documents compile, the commands they
-show exist, and the README's figures are those of bench/results."""
+"""examples_test.py COMPILER HOTPLANE ROOT: the C++ blocks of the documents compile, the
+commands they show exist, and the README's figures are those of bench/results."""
 import re
 import subprocess
 import sys
