@@ -106,7 +106,8 @@ class Collector {
       return {};
     }
     HP_ASSIGN(std::vector<std::string> names, env_.List(generation));
-    std::ranges::stable_partition(names, [](const std::string& n) { return n == kManifestName; });
+    std::stable_partition(names.begin(), names.end(),
+                          [](const std::string& name) { return name == kManifestName; });
     bool foreign = false;
     for (const std::string& name : names) {
       if (name == kLocksName) continue;
