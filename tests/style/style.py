@@ -125,7 +125,8 @@ def rule_space(tree):
                 "CMakeLists.txt":
             continue
         for number, line in enumerate(text.split("\n"), 1):
-            if "\t" in line:
+            # A document may quote bytes that are separated by tabs.
+            if "\t" in line and path.suffix != ".md":
                 yield path, number, "a tab"
             if line != line.rstrip():
                 yield path, number, "trailing white space"
