@@ -61,6 +61,8 @@ BAD = {
         ("src/base/base.cc", bad_function("template <class T>\nstruct B Long(T t)"), 3),
         ("src/base/base.cc", "class A {\n  void F() {\n" + LONG_BODY + "  }\n};\n", 2),
         ("src/base/base.cc", "void F() {\n  // a brace {\n" + LONG_BODY + "}\n", 1),
+        ("src/base/base.cc", "int F() {\n  return {\n    1,\n  };\n" + LONG_BODY + "}\n", 1),
+        ("src/base/base.cc", "auto F() {\n  auto g = [] {\n" + LONG_BODY + "  };\n}\n", 1),
         ("src/base/base_test.cc", "TEST(A, B) {\n" + LONG_BODY + "}\n", 1),
         ("tools/long.py", "def long():\n" + "    call()\n" * 70, 1)],
     "dead_files": [("src/base/lost.cc", "int a;\n", 1), ("src/base/lost.h", "#pragma once\n", 1),
@@ -71,6 +73,7 @@ BAD = {
 
 QUIET = {
     "function_length": [
+        "A F() {\n  return {\n" + "    {1, [] { return 2; }},\n" * 90 + "  };\n}\n",
         "constexpr int kTable[] = {\n" + "  1,\n" * 90 + "};\n",
         "struct A {\n" + "  int a;\n" * 90 + "};\n",
         "namespace a {\n" + "int F();\n" * 90 + "}  // namespace a\n",

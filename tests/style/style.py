@@ -244,38 +244,43 @@ def is_transparent(head):
 
 
 def function_blocks(text):
-    """Yields (first line, last line) of every brace block that is a function's body."""
+    """Yields (first line, lines) of every brace block that is a function's body. A table in it, the
+    braces after `return` or `=`, counts as one line: cases are data."""
     code = bare_code(text)
     starts = [0] + [m.end() for m in re.finditer("\n", code)]
 
     def line(position):
         return bisect.bisect_right(starts, position)
 
-    head_start, opened, depth, first = 0, [], 0, 0
+    head_start, opened, depth, first, table_lines = 0, [], 0, 0, 0
     for match in re.finditer(r"[{};]", code):
         position, mark = match.start(), match.group(0)
         head = code[head_start:position]
         if mark == "{":
             if depth == 0 and is_transparent(head):
-                opened.append("type")
+                opened.append(("type", position))
             else:
                 if depth == 0:
                     first = None if is_initializer(head) else line(position)
+                    table_lines = 0
+                in_table = any(kind == "table" for kind, _ in opened)
+                is_table = depth > 0 and not in_table and re.search(r"(\breturn|=)\s*$", head)
                 depth += 1
-                opened.append("block")
+                opened.append(("table" if is_table else "block", position))
         elif mark == "}" and opened:
-            if opened.pop() == "block":
+            kind, start = opened.pop()
+            if kind == "table":
+                table_lines += line(position) - line(start)
+            if kind != "type":
                 depth -= 1
                 if depth == 0 and first is not None:
-                    yield first, line(position)
-        if depth == 0:
-            head_start = position + 1
+                    yield first, line(position) - first + 1 - table_lines
+        head_start = position + 1
 
 
 def rule_function_length(tree):
     for path, text in tree.of(CPP - {".cu", ".cuh"}):
-        for first, last in function_blocks(text):
-            lines = last - first + 1
+        for first, lines in function_blocks(text):
             if lines > FUNCTION_LINES_MAX:
                 yield path, first, f"a function of {lines} lines, at most {FUNCTION_LINES_MAX}"
     for path, text in tree.scripts():
