@@ -145,7 +145,7 @@ struct GcReport {
 
 class Store {
  public:
-  // kUsage when there is no such directory, kData when it is a file or has no generation (with
+  // kUsage when there is no such directory or it is a file, kData when it has no generation (with
   // advice).
   static Result<Store> Open(Env& env, const std::string& directory);
 

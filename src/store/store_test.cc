@@ -242,7 +242,7 @@ TEST_P(StoreTest, WhatIsNoStoreIsRefused) {
   EXPECT_FALSE(Store::Open(env(), root()).error().advice().empty());
   const std::string file = JoinPath(root(), "file");
   WriteText(file, "text");
-  EXPECT_EQ(Store::Open(env(), file).error().exit_code(), 3);
+  EXPECT_EQ(Store::Open(env(), file).error().exit_code(), 2);
   EXPECT_EQ(Store::OpenOrCreateGeneration(env(), file, SampleManifest()).error().exit_code(), 2);
   EXPECT_EQ(Store::CollectGarbage(env(), file, "", false).error().exit_code(), 2);
   // A directory named like a generation but without a manifest does not count.
