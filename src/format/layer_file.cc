@@ -602,6 +602,16 @@ Result<LayerLayout> DecodeHeader(std::span<const std::byte> page, uint64_t actua
   return HeaderDecoder(page, actual_file_bytes, file).Decode();
 }
 
+bool IsOtherVersion(std::span<const std::byte> page) {
+  if (page.size() < kHeaderBytes) return false;
+  DiskLayerHeader header;
+  std::memcpy(&header, page.data(), sizeof(header));
+  return std::memcmp(header.magic, kLayerMagic, sizeof(kLayerMagic)) == 0 &&
+         header.version != kLayerFormatVersion &&
+         header.header_checksum ==
+             Checksum64(page.first(offsetof(DiskLayerHeader, header_checksum)));
+}
+
 Result<std::vector<uint64_t>> DecodeTable(const LayerLayout& layout,
                                           std::span<const std::byte> table,
                                           const std::string& file) {

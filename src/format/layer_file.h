@@ -147,6 +147,10 @@ std::vector<std::byte> EncodeTable(std::span<const uint64_t> checksums);
 // unordered pieces, unknown required sections, a file_bytes other than `actual_file_bytes`.
 Result<LayerLayout> DecodeHeader(std::span<const std::byte> page, uint64_t actual_file_bytes,
                                  const std::string& file);
+// True for a page that another release wrote whole: magic and checksum are right, the version is
+// not ours. Every format version keeps those three fields where they are. Such a file is refused,
+// but it is not damaged.
+bool IsOtherVersion(std::span<const std::byte> page);
 // Checks the table region against the header and returns the chunk checksums.
 Result<std::vector<uint64_t>> DecodeTable(const LayerLayout& layout,
                                           std::span<const std::byte> table,
