@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/topology.h"
+#include "base/trace.h"
 
 namespace hotplane {
 
@@ -49,6 +50,7 @@ void WorkerPool::Drain(Job& job, size_t worker) {
 }
 
 void WorkerPool::Loop(size_t worker) {
+  NameTraceThread("worker", worker);
   uint64_t seen = 0;
   std::unique_lock lock(mutex_);
   while (true) {

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/topology.h"
+#include "base/trace.h"
 #include "base/units.h"
 #include "boot/layer_selection.h"
 
@@ -211,6 +212,7 @@ Result<void> BootSession::State::AllocateArena() {
   return options.pool->ParallelFor(
       (arena.size() + kTouchBytes - 1) / kTouchBytes, [&](size_t index, size_t) -> Result<void> {
         if (options.cancel != nullptr) HP_TRY(options.cancel->Check());
+        const TraceSpan span("allocate", kNoLayer, kTouchBytes);
         const uint64_t begin = index * kTouchBytes;
         const uint64_t end = std::min<uint64_t>(begin + kTouchBytes, arena.size());
         for (uint64_t byte = begin; byte < end; byte += kPageBytes) {
@@ -229,12 +231,20 @@ Result<void> BootSession::State::ReadUnit(Layer& layer, const Unit& unit, uint64
                 unit.end_chunk - unit.first_chunk, found};
   if (layer.mapping == nullptr) {
     std::byte* const destination = layer.landed + data_offset;
-    HP_TRY(ReadFully(layer.file.file(), unit.offset, {destination, unit.bytes}));
+    {
+      const TraceSpan span("read", layout.layer, unit.bytes, "disk");
+      HP_TRY(ReadFully(layer.file.file(), unit.offset, {destination, unit.bytes}));
+    }
+    const TraceSpan span("verify", layout.layer, unit.bytes);
     pass.source = destination;
     UnitPass::Run(&pass);
     return {};
   }
-  HP_TRY(layer.mapping->Populate(data_offset, unit.bytes));
+  {
+    const TraceSpan span("read", layout.layer, unit.bytes, "page cache");
+    HP_TRY(layer.mapping->Populate(data_offset, unit.bytes));
+  }
+  const TraceSpan span("verify", layout.layer, unit.bytes);
   pass.source = layer.mapping->bytes().data() + data_offset;
   if (layer.landed != nullptr) pass.destination = layer.landed + data_offset;
   if (pass.destination == nullptr && found == nullptr) return {};
@@ -307,6 +317,7 @@ void BootSession::State::PublishReady() {
   while (booted.size() < layers.size() && layers[booted.size()]->units_left == 0) {
     const Layer& layer = *layers[booted.size()];
     const LayerLayout& layout = layer.file.layout();
+    const TraceSpan span("publish", layout.layer, layout.data_bytes);
     const std::byte* const data =
         layer.landed != nullptr ? layer.landed : layer.mapping->bytes().data();
     BootedLayer out;
@@ -333,6 +344,7 @@ Result<std::unique_ptr<BootSession>> BootSession::Open(const Generation& generat
   state->generation = &generation;
   state->options = options;
   state->start = Clock::now();
+  const TraceSpan span("plan");
   HP_ASSIGN(const std::vector<uint32_t> ordinals,
             SelectLayers(options.layers, generation.manifest()));
   HP_TRY(state->OpenLayers(ordinals));

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/format_text.h"
+#include "base/trace.h"
 #include "base/units.h"
 
 namespace hotplane {
@@ -125,7 +126,10 @@ Result<std::span<std::byte>> ExpertQuantizer::ReadTensor(const Checkpoint& check
                                                          std::vector<SourceTensorDigest>* digests) {
   HP_CHECK(workspace_offset + tensor.bytes <= source_.size());
   const std::span<std::byte> bytes = source_.span().subspan(workspace_offset, tensor.bytes);
-  HP_TRY(checkpoint.Read(tensor, 0, bytes));
+  {
+    const TraceSpan span("read", kNoLayer, tensor.bytes, "checkpoint");
+    HP_TRY(checkpoint.Read(tensor, 0, bytes));
+  }
   bytes_read_ += tensor.bytes;
   digests->push_back({tensor.name, Digest(std::span<const std::byte>(bytes))});
   return bytes;
@@ -159,6 +163,7 @@ Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const Mo
                                           uint32_t expert, PlanesWanted wanted,
                                           std::vector<SourceTensorDigest>* digests) {
   const LayerGeometry& g = layer.geometry;
+  TraceSpan span("quantize", layer.ordinal);
   const PlaneMap map = MapPlanes(g, wanted);
   std::byte* const planes = planes_.data();
   bytes_read_ = 0;
@@ -185,6 +190,7 @@ Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const Mo
   HP_TRY(RunProjection(checkpoint, layer, expert, Projection::kDown,
                        outputs(map.codes2, map.sc2, map.nibbles2, map.quintals2), digests));
 
+  span.set_bytes(bytes_read_);
   const auto view = [planes](bool yes, uint64_t offset, uint64_t bytes) {
     return yes ? std::span<const std::byte>(planes + offset, bytes) : std::span<const std::byte>();
   };

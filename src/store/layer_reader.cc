@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/format_text.h"
 #include "base/memory.h"
+#include "base/trace.h"
 #include "base/units.h"
 #include "store/store.h"
 
@@ -58,6 +59,7 @@ Result<void> ReadPastCache(Env& env, const std::string& path, const Chunk& chunk
 }  // namespace
 
 Result<OpenedHeader> OpenLayerHeader(Env& env, const LayerExpectation& expected) {
+  const TraceSpan span("probe", expected.layer, kHeaderBytes);
   OpenedHeader opened;
   HP_ASSIGN(opened.file, env.Open(expected.path, OpenMode::kRead));
   HP_ASSIGN(const FileStat stat, opened.file->Stat());

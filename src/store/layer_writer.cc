@@ -7,6 +7,7 @@
 #include "base/format_text.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/trace.h"
 #include "base/units.h"
 #include "store/generation_state.h"
 #include "store/layer_reader.h"
@@ -62,6 +63,7 @@ class TemporaryLayerFile final : public LayerFileWriter {
 
   Result<void> Publish() override {
     for (const std::atomic<bool>& written : written_) HP_CHECK(written);
+    const TraceSpan span("publish file", target_.layer, layout_.file_bytes);
     HP_TRY(WriteGaps());
     const std::vector<std::byte> table = EncodeTable(checksums_);
     HP_TRY(WriteFully(*file_, kHeaderBytes, table));
@@ -148,25 +150,9 @@ class TemporaryLayerFile final : public LayerFileWriter {
   std::vector<std::atomic<bool>> written_;
 };
 
-// A file that a later release wrote is not ours to replace, however little we can read of it.
-Result<void> CheckNotOfOtherVersion(Env& env, const LayerExpectation& target) {
-  HP_ASSIGN(const FileStat stat, env.Stat(target.path));
-  if (stat.type != FileType::kRegular || stat.bytes < kHeaderBytes) return {};
-  const Result<std::unique_ptr<File>> file = env.Open(target.path, OpenMode::kRead);
-  std::vector<std::byte> page(kHeaderBytes);
-  if (!file || !ReadFully(**file, 0, page) || !IsOtherVersion(page)) return {};
-  return Fail(
-      Status::Data(Text("layer {} was built by a release with another store format", target.layer))
-          .File(target.path)
-          .At(offsetof(DiskLayerHeader, version))
-          .Expected(Text("format version {}", kLayerFormatVersion))
-          .Advice("use that release, build into another store, or remove this file"));
-}
-
 }  // namespace
 
 Result<std::unique_ptr<LayerFileWriter>> CreateLayerFile(Env& env, const LayerExpectation& target) {
-  HP_TRY(CheckNotOfOtherVersion(env, target));
   LayerLayout layout = PlanLayerLayout(target.encoding, target.geometry);
   layout.generation = target.generation;
   layout.manifest_digest = target.manifest_digest;
