@@ -1,6 +1,7 @@
 #include "base/topology.h"
 
 #include <sched.h>
+#include <sys/utsname.h>
 
 #include <algorithm>
 #include <fstream>
@@ -91,5 +92,17 @@ MemoryLimit ReadMemoryLimit() {
 }
 
 uint64_t ReadResidentAnonymousBytes() { return ReadProcKilobytes("/proc/self/status", "RssAnon"); }
+
+MachineDescription DescribeMachine() {
+  MachineDescription machine{{}, {}, UsableCpuCount(), ReadMemoryLimit()};
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (machine.cpu.empty() && std::getline(file, line))
+    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos)
+      machine.cpu = line.substr(line.find(": ") + 2);
+  utsname name;
+  if (uname(&name) == 0) machine.kernel = std::string(name.sysname) + " " + name.release;
+  return machine;
+}
 
 }  // namespace hotplane

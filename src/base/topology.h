@@ -22,4 +22,13 @@ MemoryLimit ReadMemoryLimit();
 // readable.
 uint64_t ReadResidentAnonymousBytes();
 
+// What figures are told beside. Texts are empty where the system does not tell.
+struct MachineDescription {
+  std::string cpu;     // "Intel(R) Xeon(R) ..."
+  std::string kernel;  // "Linux 6.1.0"
+  size_t cores;        // UsableCpuCount
+  MemoryLimit memory;
+};
+MachineDescription DescribeMachine();
+
 }  // namespace hotplane

@@ -24,5 +24,6 @@ Result<void> RunExport(const Context& context);
 Result<void> RunGc(const Context& context);
 Result<void> RunSynth(const Context& context);
 Result<void> RunDoctor(const Context& context);
+Result<void> RunReport(const Context& context);
 
 }  // namespace hotplane::cli

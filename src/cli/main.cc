@@ -1,10 +1,13 @@
 #include <cstdio>
+#include <span>
 
 #include "base/fault_guard.h"
 #include "base/log.h"
+#include "base/trace.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "format/checksum.h"
+#include "io/env.h"
 
 namespace hotplane::cli {
 namespace {
@@ -20,9 +23,31 @@ Result<void> Dispatch(const Context& context) {
     case Command::kGc: return RunGc(context);
     case Command::kSynth: return RunSynth(context);
     case Command::kDoctor: return RunDoctor(context);
+    case Command::kReport: return RunReport(context);
     case Command::kInvalid: break;
   }
   return Fail(Status::Usage("no command was given"));
+}
+
+// With --trace, `build` and `boot` are recorded. The file is written after a failure too: that is
+// when it is wanted most.
+Result<void> DispatchTraced(const Context& context) {
+  const Options& options = context.options;
+  const bool traced = options.command == Command::kBuild || options.command == Command::kBoot;
+  if (!traced || options.trace.empty()) return Dispatch(context);
+  // A folder that is not there is found out now rather than after the work.
+  HP_TRY(PosixEnv().List(ParentPath(options.trace)));
+  StartTrace();
+  const Result<void> result = Dispatch(context);
+  StopTrace();
+  const std::string text =
+      TraceJson({{"version", std::string("hotplane ") + HOTPLANE_VERSION_TEXT},
+                 {"command", options.command == Command::kBuild ? "build" : "boot"},
+                 {"path", options.path}});
+  const Result<void> written =
+      PublishFile(PosixEnv(), options.trace, std::as_bytes(std::span(text)));
+  if (!result) return result;
+  return written;
 }
 
 Result<void> Run(const Options& options) {
@@ -36,7 +61,7 @@ Result<void> Run(const Options& options) {
     HP_TRY(ForceChecksumIsa(*isa));
     Log(LogLevel::kInfo, "instruction set: {}, as asked", *isa);
   }
-  return Dispatch({options, *kernels, cancel});
+  return DispatchTraced({options, *kernels, cancel});
 }
 
 int Main(int argc, char** argv) {

@@ -59,6 +59,8 @@ class Parser {
   void AddGc();
   void AddSynth();
   void AddDoctor();
+  void AddReport();
+  void AddTrace(CLI::App* app);
   void AddGeneration(CLI::App* app);
   void AddWorkers(CLI::App* app);
   Result<void> Finish();
@@ -101,6 +103,11 @@ void Parser::AddWorkers(CLI::App* app) {
       ->check(CLI::Range(0, 1024));
 }
 
+void Parser::AddTrace(CLI::App* app) {
+  app->add_option("--trace", options_.trace,
+                  "Write a timeline for chrome://tracing, Perfetto and `hotplane report`");
+}
+
 void Parser::AddBuild() {
   CLI::App* const app =
       AddCommand(Command::kBuild, "build", "Quantize a checkpoint's experts into a store",
@@ -131,6 +138,7 @@ void Parser::AddBuild() {
       ->check(CLI::NonNegativeNumber);
   app->add_flag("--no-lock", options_.no_lock,
                 "Build without file locks, where the file system refuses them");
+  AddTrace(app);
 }
 
 void Parser::AddBoot() {
@@ -144,6 +152,7 @@ void Parser::AddBoot() {
   app->add_option("--verify", raw_.verify, "Which chunks to verify: all or none")
       ->capture_default_str();
   AddWorkers(app);
+  AddTrace(app);
 }
 
 void Parser::AddWarm() {
@@ -231,6 +240,16 @@ void Parser::AddDoctor() {
   AddWorkers(app);
 }
 
+void Parser::AddReport() {
+  CLI::App* const app = AddCommand(Command::kReport, "report",
+                                   "Draw what `boot --json` or `build --json` printed as one page",
+                                   "hotplane boot /store --trace t.json --json > run.json\n"
+                                   "  hotplane report run.json --trace t.json -o boot.html");
+  app->add_option("RUN.json", options_.path, "What boot or build printed with --json")->required();
+  app->add_option("-o,--out", options_.out, "HTML file to write")->required();
+  app->add_option("--trace", options_.trace, "What the same run wrote with --trace");
+}
+
 Parser::Parser() {
   app_.require_subcommand(1);
   app_.set_version_flag("--version", std::string("hotplane ") + HOTPLANE_VERSION_TEXT);
@@ -243,6 +262,7 @@ Parser::Parser() {
   AddGc();
   AddSynth();
   AddDoctor();
+  AddReport();
 }
 
 Result<void> Parser::FinishTiers() {

@@ -22,6 +22,7 @@ enum class Command : uint8_t {
   kGc,
   kSynth,
   kDoctor,
+  kReport,
 };
 
 struct CommonOptions {
@@ -50,11 +51,12 @@ struct Options {
   bool map = false;
   bool verify = true;
   bool dry_run = false;
+  std::string trace;  // build, boot: file to write; report: file to read; empty: none
 
   uint32_t layer = 0;  // export
   std::string part;
   std::optional<uint32_t> expert;
-  std::string out;
+  std::string out;  // also of report
   bool encoded = false;
 
   std::string geometry;  // synth

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/topology.h"
+
 namespace hotplane {
 namespace {
 
@@ -9,6 +11,16 @@ using Json = nlohmann::ordered_json;
 
 double Rate(uint64_t bytes, double seconds) {
   return seconds > 0 ? static_cast<double>(bytes) / seconds / 1e9 : 0;
+}
+
+Json MachineJson() {
+  const MachineDescription machine = DescribeMachine();
+  return {{"cpu", machine.cpu},
+          {"cores", machine.cores},
+          {"memory_bytes", machine.memory.total_bytes},
+          {"memory_from_cgroup", machine.memory.from_cgroup},
+          {"kernel", machine.kernel},
+          {"version", HOTPLANE_VERSION_TEXT}};
 }
 
 // Paths and messages may hold bytes that are not UTF-8: those are replaced, never thrown on.
@@ -37,6 +49,7 @@ std::string BuildReportJson(const BuildReport& report) {
   json["isa"] = report.isa;
   json["generation"] = ToHex(report.generation);
   json["warnings"] = report.warnings;
+  json["machine"] = MachineJson();
   return Dump(json);
 }
 
@@ -79,6 +92,7 @@ std::string BootReportJson(const BootReport& report, const Digest128& generation
   json["peak_pinned_bytes"] = 0;
   json["generation"] = ToHex(generation);
   json["warnings"] = report.warnings;
+  json["machine"] = MachineJson();
   return Dump(json);
 }
 

@@ -5,9 +5,9 @@ _hotplane_options() {
   case $1 in
     build)
       echo "$general --store --layers --tiers --delta --zero-mode --workers --staging-limit
-        --stall-timeout --no-lock"
+        --stall-timeout --no-lock --trace"
       ;;
-    boot) echo "$general --generation --layers --map --verify --workers" ;;
+    boot) echo "$general --generation --layers --map --verify --workers --trace" ;;
     warm) echo "$general --generation --tiers --workers" ;;
     inspect) echo "$general --generation" ;;
     verify) echo "$general --generation --source --workers" ;;
@@ -18,6 +18,7 @@ _hotplane_options() {
         --workers"
       ;;
     doctor) echo "$general --store --generation --workers" ;;
+    report) echo "$general --out --trace" ;;
     *) echo "--version --help" ;;
   esac
 }
@@ -41,7 +42,7 @@ _hotplane() {
   local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} values
   COMPREPLY=()
   if [[ $COMP_CWORD -eq 1 && $word != -* ]]; then
-    values="build boot warm inspect verify export gc synth doctor"
+    values="build boot warm inspect verify export gc synth doctor report"
   else
     values=$(_hotplane_values "$before")
     if [[ -z $values && $word == -* ]]; then

@@ -1,0 +1,213 @@
+"""Traces and report pages: a page is one well-formed HTML file that refers to nothing outside
+itself, shows every layer, and shows hostile texts as texts."""
+
+import json
+import os
+import re
+import tempfile
+import unittest
+from html.parser import HTMLParser
+
+import command
+
+VOID = {"meta", "br", "hr", "img", "input", "link", "line", "rect", "path"}
+
+
+class Page(HTMLParser):
+    """Checks nesting, collects tags with their attributes, the text, and the text of the SVGs."""
+
+    def __init__(self, path):
+        super().__init__(convert_charrefs=True)
+        self.open, self.faults, self.tags, self.texts = [], [], [], []
+        with open(path, encoding="utf-8") as file:
+            self.source = file.read()
+        self.feed(self.source)
+        self.close()
+        if self.open:
+            self.faults.append(f"never closed: {self.open}")
+        self.text = "\n".join(text for tag, text in self.texts if tag != "style")
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}> at {self.getpos()}")
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+
+def draw(folder, run, trace=None):
+    """The page of a run given as an object or as text."""
+    path = os.path.join(folder, "run.json")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(run if isinstance(run, str) else json.dumps(run))
+    out = os.path.join(folder, "page.html")
+    command.must("report", path, "-o", out, *(["--trace", trace] if trace else []))
+    return Page(out)
+
+
+def booted(layers):
+    return {"layers_total": layers, "bytes_needed": 1000 * layers, "bytes_read": 1000 * layers,
+            "bytes_verified": 1000 * layers, "seconds": 2.0, "seconds_by_phase": {"land": 1.5},
+            "gigabytes_per_second": 1.0, "limit_gigabytes_per_second": 2.0,
+            "source_by_layer": [{"layer": i, "source": "page cache", "bytes": 1000,
+                                 "bytes_cached": 1000, "seconds_ready": 0.1 * (i + 1)}
+                                for i in range(layers)], "warnings": []}
+
+
+class Report(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(self.temporary.cleanup)
+        self.folder = self.temporary.name
+
+    def check(self, page):
+        self.assertEqual(page.faults, [])
+        self.assertNotRegex(page.source, r"(?i)https?:|//[a-z]|@import|url\s*\(")
+        for tag, attributes in page.tags:
+            self.assertNotIn(tag, {"script", "iframe", "link", "img", "object", "embed", "base"})
+            for name in attributes:
+                self.assertNotIn(name, {"src", "href", "action", "data"})
+                self.assertFalse(name.startswith("on"), f"<{tag} {name}>")
+
+    def layers_drawn(self, page):
+        return {int(number) for _, text in page.texts
+                for number in re.findall(r"^layer (\d+)$", text)}
+
+    def test_boot_with_trace(self):
+        store = os.path.join(self.folder, "store")
+        trace = os.path.join(self.folder, "trace.json")
+        command.must("synth", store, "--geometry", "4,128,64", "--layers", 5, "--tiers",
+                     "base,delta", "-q")
+        run = command.must_json("boot", store, "--trace", trace)
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        spans = [event for event in events if event["ph"] == "X"]
+        for name in ("read", "verify", "publish", "probe"):
+            self.assertEqual({event["args"]["layer"] for event in spans if event["name"] == name},
+                             set(range(5)), name)
+        for name in ("plan", "allocate"):
+            self.assertTrue([event for event in spans if event["name"] == name], name)
+        self.assertEqual(sum(e["args"]["bytes"] for e in spans if e["name"] == "read"),
+                         run["bytes_read"])
+        page = draw(self.folder, run, trace)
+        self.check(page)
+        self.assertEqual(self.layers_drawn(page), set(range(5)))
+        self.assertIn("What each thread did", page.text)
+        self.assertIn(run["generation"], page.text)
+
+    def test_build_with_trace(self):
+        model = command.write_checkpoint(os.path.join(self.folder, "model"),
+                                         command.mxfp4_tensors(layers=3))
+        trace = os.path.join(self.folder, "trace.json")
+        run = command.must_json("build", model, "--store", os.path.join(self.folder, "store"),
+                                "--trace", trace)
+        page = draw(self.folder, run, trace)
+        self.check(page)
+        self.assertIn("Build: 3 of 3 layers", page.text)
+        self.assertEqual(self.layers_drawn(page), {0, 1, 2})
+        with open(trace, encoding="utf-8") as file:
+            names = {event["name"] for event in json.load(file)["traceEvents"]}
+        self.assertLessEqual({"quantize", "read", "publish file"}, names)
+
+    def test_a_failed_run_leaves_its_trace(self):
+        store = os.path.join(self.folder, "store")
+        trace = os.path.join(self.folder, "trace.json")
+        command.must("synth", store, "--geometry", "4,128,64", "--layers", 2, "-q")
+        layer = next(path for path in command.files_below(store) if "base" in path)
+        with open(layer, "r+b") as file:
+            file.truncate(os.path.getsize(layer) // 2)
+        self.assertEqual(command.run("boot", store, "--trace", trace).returncode, 3)
+        with open(trace, encoding="utf-8") as file:
+            self.assertIn("probe", {event["name"] for event in json.load(file)["traceEvents"]})
+
+    def test_a_folder_that_is_not_there_is_found_out_first(self):
+        store = os.path.join(self.folder, "store")
+        command.must("synth", store, "--geometry", "4,128,64", "--layers", 1, "-q")
+        done = command.run("boot", store, "--json", "--trace",
+                           os.path.join(self.folder, "none", "trace.json"))
+        self.assertEqual(done.returncode, 1)
+        self.assertNotIn("booting", done.stderr)
+
+    def test_every_layer_of_44(self):
+        page = draw(self.folder, booted(44))
+        self.check(page)
+        self.assertEqual(self.layers_drawn(page), set(range(44)))
+
+    def test_choices_and_warnings_are_told(self):
+        run = booted(3)
+        run["bytes_skipped"] = 3 << 30
+        run["actions"] = [{"layer": layer, "encoding": "quintal", "action": "attach",
+                        "reason": "present, stays on disk", "bytes_skipped": 1 << 30}
+                       for layer in range(3)]
+        run["warnings"] = ["chunk 7 was read twice"]
+        page = draw(self.folder, run)
+        self.check(page)
+        for text in ("present, stays on disk", "0-2", "3.00 GiB", "chunk 7 was read twice"):
+            self.assertIn(text, page.text)
+
+    def test_hostile_texts_are_shown_as_texts(self):
+        hostile = "\"'><script src=x onerror=alert(1)></script></style></svg>&lt;\x00\x1b"
+        run = booted(2)
+        run["warnings"] = [hostile]
+        run["generation"] = hostile
+        run["machine"] = {hostile: hostile}
+        run["actions"] = [{"layer": 0, "encoding": hostile, "action": hostile, "reason": hostile}]
+        run["seconds_by_phase"] = {hostile: 1.0}
+        run[hostile] = hostile
+        run["source_by_layer"][0]["source"] = hostile
+        trace = os.path.join(self.folder, "trace.json")
+        with open(trace, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": [
+                {"ph": "M", "name": "thread_name", "tid": 1, "args": {"name": hostile}},
+                {"ph": "X", "name": hostile, "tid": 1, "ts": 0, "dur": 5, "args": {"layer": 0}},
+            ]}, file)
+        for page in (draw(self.folder, run), draw(self.folder, run, trace)):
+            self.assertEqual(page.faults, [])
+            self.assertNotIn("script", {tag for tag, _ in page.tags})
+            self.assertFalse([a for _, attributes in page.tags for a in attributes
+                              if a.startswith("on")])
+            shown = hostile.replace("\x00", "\ufffd").replace("\x1b", "\ufffd")
+            self.assertIn(shown, page.text)
+
+    def test_odd_numbers_and_types_do_not_break_the_page(self):
+        run = booted(2)
+        run.update({"seconds": -5, "bytes_read": 1e300, "bytes_needed": 0, "warnings": [1, {}],
+                    "seconds_by_phase": {"land": -1}, "machine": [], "actions": {"a": 1}})
+        run["source_by_layer"] += [5, {"layer": -1}, {"layer": 1e30}, {"layer": "x"},
+                                   {"layer": 9, "bytes": "x", "seconds_ready": 1e300}]
+        page = draw(self.folder, run)
+        self.check(page)
+        self.assertEqual(self.layers_drawn(page), {0, 1, 9})
+        self.assertNotRegex(page.source, r"\b(nan|inf)\b")
+
+    def test_other_files_are_refused(self):
+        store_like = {"files_checked": 3}
+        for text in ("", "{", "[]", "null", "[" * 100000, '{"a":' * 5000, json.dumps(store_like),
+                     json.dumps({"error": {"code": 3, "what": "no such layer"}}), "\xff\xfe"):
+            path = os.path.join(self.folder, "other.json")
+            with open(path, "w", encoding="latin-1") as file:
+                file.write(text)
+            out = os.path.join(self.folder, "page.html")
+            done = command.run("report", path, "-o", out)
+            self.assertEqual(done.returncode, 3, text[:40])
+            self.assertIn("other.json", done.stderr)
+            self.assertFalse(os.path.exists(out))
+        run = os.path.join(self.folder, "run.json")
+        with open(run, "w", encoding="utf-8") as file:
+            json.dump(booted(1), file)
+        done = command.run("report", run, "-o", os.path.join(self.folder, "page.html"), "--trace",
+                           path)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("--trace", done.stderr)
+
+
+if __name__ == "__main__":
+    command.main(unittest)
