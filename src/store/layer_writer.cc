@@ -150,9 +150,25 @@ class TemporaryLayerFile final : public LayerFileWriter {
   std::vector<std::atomic<bool>> written_;
 };
 
+// A file that a later release wrote is not ours to replace, however little we can read of it.
+Result<void> CheckNotOfOtherVersion(Env& env, const LayerExpectation& target) {
+  HP_ASSIGN(const FileStat stat, env.Stat(target.path));
+  if (stat.type != FileType::kRegular || stat.bytes < kHeaderBytes) return {};
+  const Result<std::unique_ptr<File>> file = env.Open(target.path, OpenMode::kRead);
+  std::vector<std::byte> page(kHeaderBytes);
+  if (!file || !ReadFully(**file, 0, page) || !IsOtherVersion(page)) return {};
+  return Fail(
+      Status::Data(Text("layer {} was built by a release with another store format", target.layer))
+          .File(target.path)
+          .At(offsetof(DiskLayerHeader, version))
+          .Expected(Text("format version {}", kLayerFormatVersion))
+          .Advice("use that release, build into another store, or remove this file"));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<LayerFileWriter>> CreateLayerFile(Env& env, const LayerExpectation& target) {
+  HP_TRY(CheckNotOfOtherVersion(env, target));
   LayerLayout layout = PlanLayerLayout(target.encoding, target.geometry);
   layout.generation = target.generation;
   layout.manifest_digest = target.manifest_digest;

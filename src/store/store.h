@@ -156,8 +156,8 @@ class Store {
   Result<Generation> OpenGeneration(std::string_view prefix = {}) const;
 
   // Creates store, generation directory and manifest where missing (for builders), then opens it.
-  // An existing manifest must be byte-identical. kUsage when `directory` is a file, kSystem when it
-  // cannot be written.
+  // An existing manifest stands, its layers must be the same. kUsage when `directory` is a file,
+  // kSystem when it cannot be written.
   static Result<Generation> OpenOrCreateGeneration(Env& env, const std::string& directory,
                                                    const Manifest& manifest);
 

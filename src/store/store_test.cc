@@ -201,16 +201,47 @@ TEST_P(StoreTest, AnotherContentIsNotPublishedOverAValidFile) {
   EXPECT_EQ(published.error().file(), generation.LayerPath(0, Encoding::kDeltaNibble));
 }
 
-TEST_P(StoreTest, OpenOrCreateAcceptsTheSameManifestOnly) {
+TEST_P(StoreTest, OpenOrCreateKeepsTheStoresManifest) {
   Manifest manifest = SampleManifest();
   const Digest128 digest =
       Store::OpenOrCreateGeneration(env(), root(), manifest)->manifest_digest();
   EXPECT_EQ(Store::OpenOrCreateGeneration(env(), root(), manifest)->manifest_digest(), digest);
-  manifest.top_k = 3;
+  // A setting of the config that no plane depends on: the identity is the same, the store's stands.
+  manifest.top_k = 7;
+  const auto edited = Store::OpenOrCreateGeneration(env(), root(), manifest);
+  ASSERT_TRUE(edited.has_value()) << edited.error().ToString();
+  EXPECT_EQ(edited->manifest_digest(), digest);
+  EXPECT_EQ(edited->manifest().top_k, SampleManifest().top_k);
+  // Other layers under one identity: no checkpoint has that.
+  manifest.layers.front().prefix = "elsewhere.";
   const auto other = Store::OpenOrCreateGeneration(env(), root(), manifest);
   ASSERT_FALSE(other.has_value());
   EXPECT_EQ(other.error().exit_code(), 3);
-  EXPECT_TRUE(other.error().offset().has_value());
+}
+
+TEST_P(StoreTest, AFileOfALaterFormatIsRefusedAndNotReplaced) {
+  const Generation generation =
+      Store::OpenOrCreateGeneration(env(), root(), SampleManifest()).value();
+  const std::string path = generation.LayerPath(0, Encoding::kBase);
+  std::vector<std::byte> page(kHeaderBytes);
+  DiskLayerHeader header = {};
+  std::memcpy(header.magic, kLayerMagic, sizeof(kLayerMagic));
+  header.version = kLayerFormatVersion + 1;
+  std::memcpy(page.data(), &header, sizeof(header));
+  header.header_checksum =
+      Checksum64(std::span(page).first(offsetof(DiskLayerHeader, header_checksum)));
+  std::memcpy(page.data(), &header, sizeof(header));
+  ASSERT_TRUE(PublishFile(env(), path, page).has_value());
+  EXPECT_EQ(generation.Probe(0, Encoding::kBase).presence, Presence::kDamaged);
+  const auto writer = generation.CreateLayer(0, Encoding::kBase);
+  ASSERT_FALSE(writer.has_value());
+  EXPECT_EQ(writer.error().exit_code(), 3);
+  EXPECT_EQ(writer.error().file(), path);
+  EXPECT_EQ(ReadWholeFile(env(), path, 1 << 20).value(), page);
+  // The same page with a wrong checksum is damage, which a build may replace.
+  page.back() ^= std::byte{1};
+  ASSERT_TRUE(PublishFile(env(), path, page).has_value());
+  EXPECT_TRUE(generation.CreateLayer(0, Encoding::kBase).has_value());
 }
 
 TEST_P(StoreTest, SeveralGenerationsAreListedAndChosenByPrefix) {
