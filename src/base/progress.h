@@ -13,6 +13,9 @@ struct Progress {
   std::atomic<uint64_t> bytes_done{0};
   std::atomic<uint64_t> bytes_total{0};  // 0 while unknown
 
+  // Above 0 while the operation waits for another process: no progress is then no stall.
+  std::atomic<int> waiting{0};
+
   void Begin(const char* name, uint64_t total) {
     bytes_done = 0;
     bytes_total = total;

@@ -59,10 +59,33 @@ Status&& Status::Because(std::string_view context) && {
   return std::move(*this);
 }
 
+namespace {
+
+// Names and paths come from outside: control characters in them, C1 in UTF-8 included, would steer
+// the terminal that shows the message.
+std::string Printable(std::string_view text) {
+  std::string printable;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool c1 = byte == 0xc2 && i + 1 < text.size() &&
+                    static_cast<unsigned char>(text[i + 1]) >= 0x80 &&
+                    static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if (byte >= 0x20 && byte != 0x7f && !c1) {
+      printable += text[i];
+      continue;
+    }
+    printable += Text("\\x{:02x}", byte);
+    if (c1) printable += Text("\\x{:02x}", static_cast<unsigned char>(text[++i]));
+  }
+  return printable;
+}
+
+}  // namespace
+
 std::string Status::ToString() const {
-  std::string text = what_;
+  std::string text = Printable(what_);
   auto line = [&text](std::string_view name, std::string_view value) {
-    if (!value.empty()) text += Text("\n  {:<9} {}", name, value);
+    if (!value.empty()) text += Text("\n  {:<9} {}", name, Printable(value));
   };
   line("file", file_);
   if (offset_) line("offset", Text("{}", *offset_));

@@ -1,12 +1,14 @@
 #include "base/topology.h"
 
 #include <sched.h>
+#include <sys/sysinfo.h>
 #include <sys/utsname.h>
 
 #include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace hotplane {
 namespace {
@@ -53,6 +55,47 @@ uint64_t ParseLimit(const std::string& word) {
   return std::strtoull(word.c_str(), nullptr, 10);
 }
 
+// A cgroup's limit and what of it is in use, page cache left out.
+void ApplyCgroup(uint64_t max, uint64_t used, uint64_t cached, MemoryLimit* limit) {
+  if (max == UINT64_MAX) return;
+  // A parent with a higher limit can still be the one that is full.
+  const uint64_t held = used == UINT64_MAX ? 0 : used - std::min(used, cached);
+  limit->available_bytes = std::min(limit->available_bytes, max - std::min(max, held));
+  if (max >= limit->total_bytes) return;
+  limit->total_bytes = max;
+  limit->from_cgroup = true;
+}
+
+// Sum of the named counters of a memory.stat file.
+uint64_t SumStat(const std::string& path, const std::vector<std::string>& names) {
+  std::ifstream stat(path);
+  std::string name;
+  uint64_t value = 0;
+  uint64_t sum = 0;
+  while (stat >> name >> value)
+    if (std::find(names.begin(), names.end(), name) != names.end()) sum += value;
+  return sum;
+}
+
+// Version 1: the memory controller has a hierarchy of its own, and memory.stat sums it up.
+void ApplyCgroupV1(MemoryLimit* limit) {
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(file, line)) {
+    const size_t controllers = line.find(':');
+    const size_t path = line.find(':', controllers + 1);
+    if (path == std::string::npos) continue;
+    if (line.substr(controllers + 1, path - controllers - 1) != "memory") continue;
+    const std::string directory = "/sys/fs/cgroup/memory" + line.substr(path + 1);
+    const std::string stat = directory + "/memory.stat";
+    const uint64_t max = SumStat(stat, {"hierarchical_memory_limit"});
+    if (max == 0) return;
+    ApplyCgroup(max, ParseLimit(ReadFirstWord(directory + "/memory.usage_in_bytes")),
+                SumStat(stat, {"total_inactive_file", "total_active_file"}), limit);
+    return;
+  }
+}
+
 }  // namespace
 
 size_t UsableCpuCount() {
@@ -73,21 +116,18 @@ size_t UsableCpuCount() {
 MemoryLimit ReadMemoryLimit() {
   MemoryLimit limit{ReadProcKilobytes("/proc/meminfo", "MemTotal"),
                     ReadProcKilobytes("/proc/meminfo", "MemAvailable"), false};
+  struct sysinfo info;
+  if (limit.total_bytes == 0 && sysinfo(&info) == 0) {
+    // No descriptor left to open /proc with; this call needs none, and knows no page cache.
+    limit.total_bytes = uint64_t{info.totalram} * info.mem_unit;
+    limit.available_bytes = (uint64_t{info.freeram} + info.bufferram) * info.mem_unit;
+  }
   ForEachCgroup([&](const std::string& directory) {
-    const uint64_t max = ParseLimit(ReadFirstWord(directory + "/memory.max"));
-    if (max >= limit.total_bytes) return;
-    const uint64_t used = ParseLimit(ReadFirstWord(directory + "/memory.current"));
-    uint64_t cached = 0;
-    std::ifstream stat(directory + "/memory.stat");
-    std::string name;
-    uint64_t value = 0;
-    while (stat >> name >> value)
-      if (name == "inactive_file" || name == "active_file") cached += value;
-    const uint64_t held = used == UINT64_MAX ? 0 : used - std::min(used, cached);
-    limit.total_bytes = max;
-    limit.from_cgroup = true;
-    limit.available_bytes = std::min(limit.available_bytes, max - std::min(max, held));
+    ApplyCgroup(ParseLimit(ReadFirstWord(directory + "/memory.max")),
+                ParseLimit(ReadFirstWord(directory + "/memory.current")),
+                SumStat(directory + "/memory.stat", {"inactive_file", "active_file"}), &limit);
   });
+  ApplyCgroupV1(&limit);
   return limit;
 }
 

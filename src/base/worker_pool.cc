@@ -1,8 +1,12 @@
 #include "base/worker_pool.h"
 
 #include <atomic>
+#include <exception>
+#include <new>
 #include <optional>
+#include <system_error>
 
+#include "base/log.h"
 #include "base/topology.h"
 #include "base/trace.h"
 
@@ -18,11 +22,32 @@ struct WorkerPool::Job {
   std::optional<Status> failure;
 };
 
+namespace {
+
+// An exception must not leave a worker thread, nor this frame while other workers use the job.
+Result<void> RunOne(const WorkerPool::Work& work, size_t index, size_t worker) {
+  try {
+    return work(index, worker);
+  } catch (const std::bad_alloc&) {
+    return Fail(Status::Capacity("out of memory"));
+  } catch (const std::exception& error) {
+    return Fail(Status::System("the system refused a resource").Found(error.what()));
+  }
+}
+
+}  // namespace
+
 WorkerPool::WorkerPool(size_t worker_count) {
   if (worker_count == 0) worker_count = UsableCpuCount();
   threads_.reserve(worker_count - 1);
-  for (size_t worker = 1; worker < worker_count; ++worker)
-    threads_.emplace_back([this, worker] { Loop(worker); });
+  try {
+    for (size_t worker = 1; worker < worker_count; ++worker)
+      threads_.emplace_back([this, worker] { Loop(worker); });
+  } catch (const std::system_error& error) {
+    // A limit on processes or memory: slower with fewer, but the same work.
+    Log(LogLevel::kWarning, "{} workers instead of {}: {}", threads_.size() + 1, worker_count,
+        error.what());
+  }
 }
 
 WorkerPool::~WorkerPool() {
@@ -38,7 +63,7 @@ void WorkerPool::Drain(Job& job, size_t worker) {
   while (!job.failed.load(std::memory_order_relaxed)) {
     const size_t index = job.next.fetch_add(1, std::memory_order_relaxed);
     if (index >= job.count) return;
-    Result<void> result = (*job.work)(index, worker);
+    Result<void> result = RunOne(*job.work, index, worker);
     if (result) continue;
     std::lock_guard lock(job.mutex);
     if (!job.failure || index < job.failed_index) {

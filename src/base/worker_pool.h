@@ -15,6 +15,7 @@ namespace hotplane {
 class WorkerPool {
  public:
   // `worker_count` threads in all, the calling one included; 0 means the CPUs this process may use.
+  // Fewer, with a warning in the log, where the system refuses threads.
   explicit WorkerPool(size_t worker_count = 0);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;

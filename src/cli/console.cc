@@ -1,5 +1,6 @@
 #include "cli/console.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -20,9 +21,12 @@ using Clock = std::chrono::steady_clock;
 
 CancelToken* signal_token = nullptr;
 
+bool output_failed = false;
+bool output_printed = false;
+
 void HandleSignal(int signal) {
   if (signal_token->cancelled()) _exit(128 + signal);
-  signal_token->Cancel(signal);
+  signal_token->Cancel(signal == SIGHUP ? SIGTERM : signal);
 }
 
 void PrintError(const std::string& text) {
@@ -52,6 +56,11 @@ void InstallSignals(CancelToken* token) {
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup = {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 ProgressDisplay::ProgressDisplay(const Progress& progress, const CommonOptions& common,
@@ -77,11 +86,16 @@ void ProgressDisplay::Loop() {
   uint64_t done = 0;
   auto phase_start = Clock::now();
   auto last_change = phase_start;
+  auto last_look = phase_start;
   std::unique_lock lock(mutex_);
   // A terminal is redrawn often enough to look alive; a pipe gets one line per second.
   const auto period = std::chrono::milliseconds(terminal_ ? 100 : 1000);
   while (!wake_.wait_for(lock, period, [this] { return stopping_; })) {
     const auto now = Clock::now();
+    // A gap this long is a process that was stopped, not one that stalls.
+    if (now - last_look > 2 * period + std::chrono::seconds(1)) last_change = now;
+    last_look = now;
+    if (progress_.waiting.load() > 0) last_change = now;
     const char* const current = progress_.phase.load();
     const uint64_t current_done = progress_.bytes_done.load();
     if (current != phase) phase_start = now;
@@ -90,7 +104,7 @@ void ProgressDisplay::Loop() {
     done = current_done;
     if (!quiet_) Show(std::chrono::duration<double>(now - phase_start).count());
     const double idle = std::chrono::duration<double>(now - last_change).count();
-    if (stall_seconds_ > 0 && idle > stall_seconds_) {
+    if (stall_seconds_ > 0 && progress_.bytes_total > 0 && idle > stall_seconds_) {
       PrintError(
           Text("\nerror: no progress for {:.0f} s while {}, at {} of {}\n"
                "  to fix    look at the disk and at /proc/{}/task/*/stack; what was published "
@@ -128,14 +142,32 @@ void ProgressDisplay::Show(double seconds_in_phase) {
 }
 
 int ReportFailure(const Status& status, const CommonOptions& common) {
-  if (common.json) PrintLine(StatusJson(status));
+  // One object on stdout: a command that printed its report already has said there what is wrong.
+  if (common.json && !output_printed) PrintLine(StatusJson(status));
   PrintError("error: " + status.ToString());
   return status.exit_code();
 }
 
 void PrintLine(const std::string& text) {
-  std::fputs((text + "\n").c_str(), stdout);
-  std::fflush(stdout);
+  const std::string line = text + "\n";
+  output_printed = true;
+  if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fflush(stdout) != 0)
+    output_failed = true;
+}
+
+Result<void> FinishOutput() {
+  if (!output_failed) return {};
+  return Fail(Status::System("the result could not be written to stdout")
+                  .Advice("what the command did stands; only its report is lost"));
+}
+
+void ReserveStandardDescriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(descriptor, F_GETFD) != -1) continue;
+    // The lowest free number is the closed one. A stdout that cannot be written keeps failing.
+    const int flags = descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY;
+    if (open("/dev/null", flags) != descriptor) _exit(static_cast<int>(StatusCode::kSystem));
+  }
 }
 
 }  // namespace hotplane::cli

@@ -18,7 +18,8 @@ namespace hotplane::cli {
 // debug when verbose.
 void InstallLog(const CommonOptions& common);
 
-// Sets the token on SIGINT and SIGTERM; a second signal ends the process at once.
+// Sets the token on SIGINT, SIGTERM and SIGHUP (unless ignored, as under nohup); a second signal
+// ends the process at once. SIGPIPE and SIGXFSZ are ignored: the failing write reports them.
 void InstallSignals(CancelToken* token);
 
 // Shows a Progress from its own thread while it lives: a bar on a terminal, a line per second
@@ -48,6 +49,15 @@ class ProgressDisplay {
 // Prints the error as a person or, with --json, a program wants it, and returns its exit code.
 int ReportFailure(const Status& status, const CommonOptions& common);
 
-void PrintLine(const std::string& text);  // to stdout
+// To stdout. What could not be written is remembered: see FinishOutput.
+void PrintLine(const std::string& text);
+
+// Called once, last: kSystem when any result could not be written to stdout.
+Result<void> FinishOutput();
+
+// Opens /dev/null for each of the three standard descriptors that is closed, before any file of a
+// store could get its number and be written to by a log line. Writing results to a closed stdout
+// stays an error.
+void ReserveStandardDescriptors();
 
 }  // namespace hotplane::cli

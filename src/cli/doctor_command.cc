@@ -25,7 +25,10 @@ struct Finding {
 class Doctor {
  public:
   explicit Doctor(const Context& context)
-      : options_(context.options), kernels_(context.kernels), pool_(context.options.workers) {}
+      : options_(context.options),
+        kernels_(context.kernels),
+        cancel_(context.cancel),
+        pool_(context.options.workers) {}
 
   Result<void> Run();
 
@@ -40,6 +43,7 @@ class Doctor {
 
   const Options& options_;
   const Kernels& kernels_;
+  const CancelToken& cancel_;
   WorkerPool pool_;
   std::vector<Finding> findings_;
   double copy_rate_ = 0;
@@ -60,12 +64,16 @@ Result<void> Doctor::CheckMemory() {
   Add(true, "memory",
       Text("{} available of {}{}", FormatBytes(limit.available_bytes),
            FormatBytes(limit.total_bytes), limit.from_cgroup ? " (cgroup limit)" : ""));
-  HP_ASSIGN(const HugeBuffer sample,
-            HugeBuffer::Allocate(std::min<uint64_t>(512 * kMiB, limit.available_bytes / 4)));
-  for (size_t byte = 0; byte < sample.size(); byte += kPageBytes)
-    sample.data()[byte] = std::byte{1};
-  HP_ASSIGN(copy_rate_, MeasureCopyRate(pool_, sample.span()));
-  read_rate_ = MeasureReadRate(pool_, sample.span());
+  Result<HugeBuffer> sample =
+      HugeBuffer::Allocate(std::min<uint64_t>(512 * kMiB, limit.available_bytes / 4));
+  if (!sample) {
+    Add(false, "speed", Text("not measured: {}", sample.error().what()));
+    return {};
+  }
+  for (size_t byte = 0; byte < sample->size(); byte += kPageBytes)
+    sample->data()[byte] = std::byte{1};
+  HP_ASSIGN(copy_rate_, MeasureCopyRate(pool_, sample->span()));
+  read_rate_ = MeasureReadRate(pool_, sample->span());
   Add(true, "speed",
       Text("{} cores read memory at {}, copy it at {}", pool_.worker_count(),
            FormatRate(static_cast<uint64_t>(read_rate_), 1),
@@ -108,7 +116,8 @@ void Doctor::CheckCache(uint64_t bytes, uint64_t cached) {
 
 Result<void> Doctor::CheckStore() {
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options_.path));
-  HP_ASSIGN(const Generation generation, store.OpenGeneration(options_.generation));
+  HP_ASSIGN(const Generation generation,
+            store.OpenGeneration(options_.generation, {.cancel = &cancel_, .read_only = true}));
   const size_t layers = generation.manifest().layers.size();
   uint64_t base_bytes = 0;
   uint64_t cached_bytes = 0;
@@ -149,8 +158,11 @@ Result<void> Doctor::CheckStore() {
 }
 
 Result<void> Doctor::Run() {
+  // A store that is not there is said at once, before anything is measured.
+  if (!options_.path.empty()) HP_TRY(Store::Open(PosixEnv(), options_.path));
   CheckIsa();
   HP_TRY(CheckMemory());
+  HP_TRY(cancel_.Check());
   if (!options_.path.empty()) HP_TRY(CheckStore());
   if (options_.common.json) {
     nlohmann::ordered_json json;

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/format_text.h"
@@ -8,10 +10,33 @@
 
 namespace hotplane::cli {
 
+namespace {
+
+// The output replaces what has its name: only a file outside the store may be replaced.
+Result<void> CheckOutput(const std::string& out, const std::string& store) {
+  HP_ASSIGN(const FileStat stat, PosixEnv().Stat(out));
+  if (stat.type != FileType::kInvalid && stat.type != FileType::kRegular)
+    return Fail(Status::Usage("--out names something that is not a file")
+                    .File(out)
+                    .Expected("a new name, or a file to replace"));
+  std::error_code error;
+  const auto output = std::filesystem::weakly_canonical(out, error);
+  const auto folder = std::filesystem::weakly_canonical(store, error);
+  const auto [end, ignored] =
+      std::mismatch(folder.begin(), folder.end(), output.begin(), output.end());
+  if (error || end == folder.end())
+    return Fail(Status::Usage("--out lies inside the store").File(out).Advice("write elsewhere"));
+  return {};
+}
+
+}  // namespace
+
 Result<void> RunExport(const Context& context) {
   const Options& options = context.options;
+  HP_TRY(CheckOutput(options.out, options.path));
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
-  HP_ASSIGN(const Generation generation, store.OpenGeneration(options.generation));
+  HP_ASSIGN(const Generation generation,
+            store.OpenGeneration(options.generation, {.cancel = &context.cancel}));
   ExportOptions export_options;
   export_options.layer = options.layer;
   export_options.part = options.part;

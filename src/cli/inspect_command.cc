@@ -23,8 +23,10 @@ Json GeometryJson(const LayerGeometry& g) {
   return {{"experts", g.experts}, {"hidden", g.hidden}, {"intermediate", g.intermediate}};
 }
 
-const char* PresenceText(Presence presence) {
-  switch (presence) {
+// A tier that could not be read is not known to be damaged.
+const char* PresenceText(const TierProbe& probe) {
+  if (probe.reason && probe.reason->code() == StatusCode::kSystem) return "unreadable";
+  switch (probe.presence) {
     case Presence::kAbsent: return "absent";
     case Presence::kPresent: return "present";
     case Presence::kDamaged: return "damaged";
@@ -74,7 +76,7 @@ Result<void> InspectLayerFile(const Context& context, File& file) {
   return {};
 }
 
-Json GenerationJson(const Generation& generation, bool* damaged) {
+Json GenerationJson(const Generation& generation) {
   const Manifest& manifest = generation.manifest();
   Json json;
   json["generation"] = ToHex(generation.id());
@@ -92,8 +94,7 @@ Json GenerationJson(const Generation& generation, bool* damaged) {
                {"source_format", SourceFormatName(layer.source_format)}};
     for (const Encoding encoding : kEncodings) {
       const TierProbe probe = generation.Probe(layer.ordinal, encoding);
-      *damaged |= probe.presence == Presence::kDamaged;
-      entry["tiers"][std::string(EncodingName(encoding))] = PresenceText(probe.presence);
+      entry["tiers"][std::string(EncodingName(encoding))] = PresenceText(probe);
       if (probe.presence == Presence::kPresent)
         entry["bytes"][std::string(EncodingName(encoding))] = probe.layout.file_bytes;
       if (probe.reason) entry["reason"] = probe.reason->ToString();
@@ -116,23 +117,24 @@ void PrintGeneration(const Generation& generation) {
     int column = 0;
     for (const Encoding encoding : kEncodings) {
       const TierProbe probe = generation.Probe(layer.ordinal, encoding);
-      row += Text("  {:<{}}", PresenceText(probe.presence), kWidths[column++]);
+      row += Text("  {:<{}}", PresenceText(probe), kWidths[column++]);
       if (probe.reason) reasons.push_back(probe.reason->ToString());
     }
     PrintLine(layer.mtp ? row + "  (MTP)" : row);
   }
-  for (const std::string& reason : reasons) PrintLine("  damaged: " + reason);
+  for (const std::string& reason : reasons) PrintLine("  " + reason);
 }
 
 Result<void> InspectStore(const Context& context, const Store& store) {
   HP_ASSIGN(const std::vector<Digest128> ids, store.ListGenerations());
   Json json{{"kind", "store"}, {"generations", Json::array()}};
-  bool damaged = false;
+  const std::string& prefix = context.options.generation;
+  if (!prefix.empty()) HP_TRY(store.OpenGeneration(prefix, {.read_only = true}));
   for (const Digest128& id : ids) {
-    if (ToHex(id).rfind(context.options.generation, 0) != 0) continue;
-    HP_ASSIGN(const Generation generation, store.OpenGeneration(ToHex(id)));
+    if (ToHex(id).rfind(prefix, 0) != 0) continue;
+    HP_ASSIGN(const Generation generation, store.OpenGeneration(ToHex(id), {.read_only = true}));
     if (context.options.common.json) {
-      json["generations"].push_back(GenerationJson(generation, &damaged));
+      json["generations"].push_back(GenerationJson(generation));
     } else {
       PrintGeneration(generation);
     }
@@ -185,7 +187,7 @@ Result<void> RunInspect(const Context& context) {
   const std::string& path = context.options.path;
   HP_ASSIGN(const FileStat stat, env.Stat(path));
   if (stat.type == FileType::kInvalid)
-    return Fail(Status::System("there is no such file or directory").File(path));
+    return Fail(Status::Usage("there is no such file or directory").File(path));
   if (stat.type == FileType::kRegular) {
     HP_ASSIGN(const std::unique_ptr<File> file, env.Open(path, OpenMode::kRead));
     std::byte magic[sizeof(kLayerMagic)] = {};
@@ -195,10 +197,9 @@ Result<void> RunInspect(const Context& context) {
     return InspectCheckpoint(context);
   }
   const Result<Store> store = Store::Open(env, path);
-  if (store) {
-    const Result<std::vector<Digest128>> ids = store->ListGenerations();
-    if (ids && !ids->empty()) return InspectStore(context, *store);
-  }
+  if (store) return InspectStore(context, *store);
+  // No generation in it: then it can only be a checkpoint. Anything else is said as it is.
+  if (store.error().code() != StatusCode::kData) return Fail(store.error());
   return InspectCheckpoint(context);
 }
 

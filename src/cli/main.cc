@@ -1,5 +1,7 @@
-#include <cstdio>
+#include <exception>
+#include <new>
 #include <span>
+#include <string_view>
 
 #include "base/fault_guard.h"
 #include "base/log.h"
@@ -64,18 +66,49 @@ Result<void> Run(const Options& options) {
   return DispatchTraced({options, *kernels, cancel});
 }
 
-int Main(int argc, char** argv) {
-  const ParseOutcome outcome = ParseCommandLine(argc, argv);
-  if (!outcome.options) {
-    std::fputs(outcome.text.c_str(), outcome.exit_code == 0 ? stdout : stderr);
-    return outcome.exit_code;
+// Help and version, or what was wrong with the command line; the latter as JSON too where that was
+// asked for.
+int Answer(const ParseOutcome& outcome, int argc, char** argv) {
+  if (!outcome.error) {
+    PrintLine(outcome.text);
+    return 0;
   }
+  CommonOptions common;
+  for (int i = 1; i < argc; ++i) common.json |= std::string_view(argv[i]) == "--json";
+  return ReportFailure(*outcome.error, common);
+}
+
+int Run(int argc, char** argv) {
+  const ParseOutcome outcome = ParseCommandLine(argc, argv);
+  if (!outcome.options) return Answer(outcome, argc, argv);
   InstallLog(outcome.options->common);
   for (const std::string& note : outcome.notes) Log(LogLevel::kInfo, "{}", note);
   const Result<void> result = Run(*outcome.options);
   const int exit_code = result ? 0 : ReportFailure(result.error(), outcome.options->common);
   SetLogSink({});
   return exit_code;
+}
+
+// The one place where an exception may arrive: from the standard library, when memory or threads
+// are refused.
+int RunCatching(int argc, char** argv) {
+  try {
+    return Run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return ReportFailure(Status::Capacity("out of memory")
+                             .Advice("raise the limit (ulimit -v, cgroup), or use fewer --workers"),
+                         {});
+  } catch (const std::exception& error) {
+    return ReportFailure(Status::System("the system refused a resource").Found(error.what()), {});
+  }
+}
+
+int Main(int argc, char** argv) {
+  ReserveStandardDescriptors();
+  const int exit_code = RunCatching(argc, argv);
+  const Result<void> output = FinishOutput();
+  if (output) return exit_code;
+  return exit_code != 0 ? exit_code : ReportFailure(output.error(), {});
 }
 
 }  // namespace

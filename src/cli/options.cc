@@ -323,22 +323,20 @@ ParseOutcome Parser::Parse(int argc, char** argv) {
     outcome.text = app_.help();
     return outcome;
   } catch (const CLI::CallForVersion& version) {
-    outcome.text = std::string(version.what()) + "\n";
+    outcome.text = version.what();
     return outcome;
   } catch (const CLI::ParseError& error) {
-    outcome.exit_code = static_cast<int>(StatusCode::kUsage);
     std::string command;
     for (const auto& [id, app] : commands_)
       if (argc > 1 && app->get_name() == argv[1]) command = app->get_name() + " ";
-    outcome.text = Text("error: {}\n  to fix    `hotplane {}--help` lists what there is\n",
-                        error.what(), command);
+    outcome.error = Status::Usage(error.what())
+                        .Advice(Text("`hotplane {}--help` lists what there is", command));
     return outcome;
   }
   for (const auto& [command, app] : commands_)
     if (app->parsed()) options_.command = command;
   if (const Result<void> finished = Finish(); !finished) {
-    outcome.exit_code = finished.error().exit_code();
-    outcome.text = Text("error: {}\n", finished.error().ToString());
+    outcome.error = finished.error();
     return outcome;
   }
   outcome.options = options_;

@@ -67,11 +67,11 @@ struct Options {
   uint64_t shard_bytes = 0;
 };
 
-// What parsing ended in: options to run with, or a text to print and an exit code.
+// What parsing ended in: options to run with, wrong usage, or a text to print (help, version).
 struct ParseOutcome {
   std::optional<Options> options;
-  std::string text;                // help and version go to stdout, errors to stderr
-  int exit_code = 0;               // 0 after help and version, 2 after wrong usage
+  std::optional<Status> error;
+  std::string text;
   std::vector<std::string> notes;  // which environment variable set what; for the log
 };
 

@@ -49,7 +49,8 @@ void PrintJson(const VerifyReport& report, const SourceReport& source, bool with
 Result<void> RunVerify(const Context& context) {
   const Options& options = context.options;
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
-  HP_ASSIGN(const Generation generation, store.OpenGeneration(options.generation));
+  HP_ASSIGN(const Generation generation,
+            store.OpenGeneration(options.generation, {.cancel = &context.cancel}));
   WorkerPool pool(options.workers);
   Progress progress;
   VerifyReport report;
@@ -81,6 +82,12 @@ Result<void> RunVerify(const Context& context) {
     }
   }
   if (report.findings.empty()) return {};
+  // A file that could not be read says nothing about its content: never advise to remove it.
+  for (const VerifyFinding& finding : report.findings)
+    if (finding.status.code() == StatusCode::kSystem)
+      return Fail(Status(finding.status)
+                      .Because(Text("{} findings, among them what could not be read",
+                                    report.findings.size())));
   return Fail(Status::Data(Text("{} findings in the store", report.findings.size()))
                   .File(generation.directory())
                   .Advice("remove the files named above and run `hotplane build` again: only "

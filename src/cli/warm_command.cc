@@ -11,7 +11,8 @@ namespace hotplane::cli {
 Result<void> RunWarm(const Context& context) {
   const Options& options = context.options;
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
-  HP_ASSIGN(const Generation generation, store.OpenGeneration(options.generation));
+  HP_ASSIGN(const Generation generation,
+            store.OpenGeneration(options.generation, {.cancel = &context.cancel}));
   WorkerPool pool(options.workers);
   Progress progress;
   Result<WarmReport> warmed = [&] {

@@ -37,6 +37,11 @@ Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& t
     for (const Encoding encoding : kEncodings) {
       if (std::find(tiers.begin(), tiers.end(), TierOf(encoding)) == tiers.end()) continue;
       const TierProbe probe = generation.Probe(layer.ordinal, encoding);
+      if (probe.reason)
+        report.warnings.push_back(Text("layer {} ({}) is passed over: {}", layer.ordinal,
+                                       EncodingName(encoding), probe.reason->what()));
+      if (probe.presence == Presence::kAbsent && encoding == Encoding::kBase)
+        report.warnings.push_back(Text("layer {} has no base tier", layer.ordinal));
       if (probe.presence != Presence::kPresent) continue;
       HP_ASSIGN(
           std::unique_ptr<File> file,
@@ -70,7 +75,8 @@ Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& t
     return {};
   }));
   report.bytes_cached_after = CountCached(files);
-  if (report.warnings.empty() && report.bytes_cached_after < report.bytes - report.bytes / 64)
+  if (report.bytes <= report.bytes_available &&
+      report.bytes_cached_after < report.bytes - report.bytes / 64)
     report.warnings.push_back(Text("only {} of {} are in the page cache after reading all of it",
                                    FormatBytes(report.bytes_cached_after),
                                    FormatBytes(report.bytes)));

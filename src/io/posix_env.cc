@@ -280,7 +280,7 @@ class PosixLock final : public FileLock {
 Result<std::unique_ptr<Descriptor>> OpenLockFile(const std::string& path) {
   const auto open_with = [&path](int flags) {
     return std::make_unique<Descriptor>(
-        RetryOnSignal([&] { return open(path.c_str(), flags | O_CLOEXEC, 0666); }));
+        RetryOnSignal([&] { return open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666); }));
   };
   std::unique_ptr<Descriptor> descriptor = open_with(O_RDWR | O_CREAT);
   const int first_error = errno;
@@ -302,7 +302,8 @@ bool StillNames(const std::string& path, int fd) {
 class PosixEnvironment final : public Env {
  public:
   Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override {
-    int flags = O_CLOEXEC;
+    // O_NONBLOCK: a FIFO in a file's place must not hang us in open; regular files ignore it.
+    int flags = O_CLOEXEC | O_NONBLOCK;
     switch (mode) {
       case OpenMode::kRead: flags |= O_RDONLY; break;
       case OpenMode::kReadDirect: flags |= O_RDONLY | O_DIRECT; break;
@@ -319,6 +320,11 @@ class PosixEnvironment final : public Env {
     // A directory opens for reading, and only refuses the first read.
     if (stat.type == FileType::kDirectory)
       return Fail(Status::FromErrno(EISDIR, "cannot open the file").File(path));
+    if (stat.type != FileType::kRegular)
+      return Fail(Status::Data("cannot open the file")
+                      .File(path)
+                      .Expected("a regular file")
+                      .Found("a FIFO, socket or device"));
     return std::make_unique<PosixFile>(path, std::move(descriptor));
   }
 

@@ -60,9 +60,9 @@ class Collector {
     HP_ASSIGN(const std::vector<std::string> names, env_.List(generation));
     const std::string locks = JoinPath(generation, kLocksName);
     for (const std::string& name : names) {
-      if (!name.starts_with(kTemporaryPrefix)) continue;
-      const std::string path = JoinPath(generation, name);
       const std::optional<uint32_t> layer = LayerOfTemporary(name);
+      if (!layer && !IsManifestTemporary(name)) continue;
+      const std::string path = JoinPath(generation, name);
       HP_ASSIGN(const Attempt attempt,
                 TryLock(JoinPath(locks, layer ? LayerStem(*layer) : kUsersLockName)));
       if (!attempt.free) {
@@ -72,6 +72,10 @@ class Collector {
       // Its builder may have published it, or removed it, since the directory was listed.
       HP_ASSIGN(const FileStat stat, env_.Stat(path));
       if (stat.type == FileType::kInvalid) continue;
+      if (stat.type != FileType::kRegular) {
+        Log(LogLevel::kWarning, "{} is no file of a store and is kept", path);
+        continue;
+      }
       HP_TRY(RemoveFile(path));
       report_.removed.push_back(path);
     }
@@ -111,9 +115,10 @@ class Collector {
     bool foreign = false;
     for (const std::string& name : names) {
       if (name == kLocksName) continue;
-      const bool ours = name == kManifestName || ParseLayerName(name).has_value() ||
-                        name.starts_with(kTemporaryPrefix);
-      if (!ours) {
+      const bool named_ours = name == kManifestName || ParseLayerName(name).has_value() ||
+                              LayerOfTemporary(name).has_value() || IsManifestTemporary(name);
+      HP_ASSIGN(const FileStat stat, env_.Stat(JoinPath(generation, name)));
+      if (!named_ours || stat.type != FileType::kRegular) {
         Log(LogLevel::kWarning, "{} is no file of a store and is kept", JoinPath(generation, name));
         foreign = true;
         continue;
@@ -131,7 +136,10 @@ class Collector {
   Result<void> RemoveDirectories(const std::string& generation, bool foreign) {
     const std::string locks = JoinPath(generation, kLocksName);
     HP_ASSIGN(const std::vector<std::string> names, env_.List(locks));
-    for (const std::string& name : names) HP_TRY(RemoveFile(JoinPath(locks, name)));
+    for (const std::string& name : names) {
+      HP_ASSIGN(const FileStat stat, env_.Stat(JoinPath(locks, name)));
+      if (stat.type == FileType::kRegular) HP_TRY(RemoveFile(JoinPath(locks, name)));
+    }
     Result<void> removed = env_.RemoveDirectory(locks);
     if (removed && !foreign) removed = env_.RemoveDirectory(generation);
     if (removed) {

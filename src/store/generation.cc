@@ -19,6 +19,8 @@ Result<void> RemoveLayerTemporaries(Env& env, const std::string& directory, uint
   for (const std::string& name : names) {
     if (LayerOfTemporary(name) != layer) continue;
     const std::string path = JoinPath(directory, name);
+    HP_ASSIGN(const FileStat stat, env.Stat(path));
+    if (stat.type != FileType::kRegular) continue;  // nothing that a build makes
     HP_TRY(env.Remove(path));
     Log(LogLevel::kInfo, "removed {}, left by a build that was cut short", path);
   }
@@ -167,13 +169,20 @@ Result<std::optional<SourceRecord>> Generation::ReadSourceRecord(uint32_t layer)
                   .Found(Text("generation {}, layer {}", ToHex(record.generation), record.layer)));
 }
 
+bool Generation::HasLayerFile(uint32_t layer) const {
+  return std::ranges::any_of(kEncodings, [&](Encoding encoding) {
+    return Probe(layer, encoding).presence != Presence::kAbsent;
+  });
+}
+
 Result<void> Generation::PublishSourceRecord(const SourceRecord& record) const {
   HP_CHECK(record.generation == state_->id);
   const std::string path = JoinPath(state_->directory, SourceRecordName(record.layer));
   HP_ASSIGN(const std::optional<SourceRecord> stored, ReadSourceRecord(record.layer));
   if (stored) {
     if (*stored == record) return {};
-    return Fail(RecordsDiffer(*stored, record, path));
+    // The record goes before the layer's files: alone, it is what a build that was cut short left.
+    if (HasLayerFile(record.layer)) return Fail(RecordsDiffer(*stored, record, path));
   }
   const std::string text = EncodeSourceRecord(record);
   return PublishFile(env(), path, std::as_bytes(std::span(text)));

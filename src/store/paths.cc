@@ -62,6 +62,11 @@ std::optional<uint32_t> LayerOfTemporary(std::string_view name) {
   return layer;
 }
 
+bool IsManifestTemporary(std::string_view name) {
+  return name.starts_with(kTemporaryPrefix) &&
+         name.substr(kTemporaryPrefix.size()).starts_with(Text("{}-", kManifestName));
+}
+
 std::optional<Digest128> ParseGenerationName(std::string_view name) {
   const Result<Digest128> digest = ParseDigest(name);
   if (!digest || ToHex(*digest) != name) return std::nullopt;

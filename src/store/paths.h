@@ -35,6 +35,8 @@ std::optional<LayerName> ParseLayerName(std::string_view name);
 std::string TemporaryName(std::string_view final_name);
 // The layer that a temporary belongs to; none for a temporary of something else.
 std::optional<uint32_t> LayerOfTemporary(std::string_view name);
+// True for a temporary of the manifest.
+bool IsManifestTemporary(std::string_view name);
 
 // 32 lower-case hexadecimal digits.
 std::optional<Digest128> ParseGenerationName(std::string_view name);

@@ -26,12 +26,18 @@ std::string JoinNames(const std::vector<Digest128>& generations) {
 
 // The shared lock that tells gc that the generation is in use. Null, with a line in the log, where
 // the file system has no locks or the lock file cannot be made.
-Result<std::unique_ptr<FileLock>> TakeUsersLock(Env& env, const std::string& directory) {
+Result<std::unique_ptr<FileLock>> TakeUsersLock(Env& env, const std::string& directory,
+                                                const Store::OpenOptions& options) {
   const std::string locks = JoinPath(directory, kLocksName);
-  (void)env.CreateDirectory(locks);  // there already, or nothing can be created: Lock will tell
   const std::string path = JoinPath(locks, kUsersLockName);
+  if (options.read_only) {
+    HP_ASSIGN(const FileStat stat, env.Stat(path));
+    if (stat.type == FileType::kInvalid) return std::unique_ptr<FileLock>();
+  } else {
+    (void)env.CreateDirectory(locks);  // there already, or nothing can be created: Lock will tell
+  }
   Result<std::unique_ptr<FileLock>> lock = WaitForLock(
-      env, path, LockKind::kShared, "the garbage collection of this generation", nullptr);
+      env, path, LockKind::kShared, "the garbage collection of this generation", options.cancel);
   if (lock || !LockingRefused(lock.error())) return lock;
   Log(LogLevel::kWarning, "cannot lock {} ({}): do not run gc while this process uses the store",
       path, lock.error().found());
@@ -66,9 +72,10 @@ Result<Generation> Store::LoadGeneration(Env& env, const std::string& directory,
   state->manifest_digest = Digest(bytes);
   auto manifest = DecodeManifest(AsText(bytes), path);
   if (!manifest) {
+    if (!manifest.error().advice().empty()) return Fail(std::move(manifest.error()));
     return Fail(std::move(manifest.error())
                     .Advice("remove this file and build again from the same checkpoint: the "
-                            "manifest is written anew and the layer files are kept"));
+                            "manifest is written anew and the layer files that fit it are kept"));
   }
   state->manifest = std::move(*manifest);
   const Digest128 found = GenerationOf(state->manifest.identity);
@@ -122,13 +129,18 @@ Result<std::vector<Digest128>> Store::ListGenerations() const {
 }
 
 Result<Generation> Store::OpenGeneration(std::string_view prefix) const {
+  return OpenGeneration(prefix, OpenOptions());
+}
+
+Result<Generation> Store::OpenGeneration(std::string_view prefix,
+                                         const OpenOptions& options) const {
   HP_ASSIGN(const std::vector<Digest128> all, ListGenerations());
   std::vector<Digest128> matches;
   std::ranges::copy_if(all, std::back_inserter(matches),
                        [&](const Digest128& id) { return ToHex(id).starts_with(prefix); });
   if (matches.size() == 1) {
     const std::string path = JoinPath(directory_, ToHex(matches.front()));
-    HP_ASSIGN(std::unique_ptr<FileLock> lock, TakeUsersLock(*env_, path));
+    HP_ASSIGN(std::unique_ptr<FileLock> lock, TakeUsersLock(*env_, path, options));
     return LoadGeneration(*env_, path, matches.front(), std::move(lock));
   }
   if (all.empty()) {
@@ -153,7 +165,7 @@ Result<Generation> Store::TryCreateGeneration(Env& env, const std::string& direc
   const Digest128 id = GenerationOf(manifest.identity);
   const std::string path = JoinPath(directory, ToHex(id));
   HP_TRY(CreateDirectories(env, path));
-  HP_ASSIGN(std::unique_ptr<FileLock> lock, TakeUsersLock(env, path));
+  HP_ASSIGN(std::unique_ptr<FileLock> lock, TakeUsersLock(env, path, Store::OpenOptions()));
   const std::string file = JoinPath(path, kManifestName);
   const std::string text = EncodeManifest(manifest);
   HP_TRY(DecodeManifest(text, file));  // shapes that no layer file can hold are refused before

@@ -133,6 +133,7 @@ class Generation {
  private:
   friend class Store;
   struct State;
+  bool HasLayerFile(uint32_t layer) const;  // of any encoding, damaged ones too
   explicit Generation(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
@@ -152,8 +153,13 @@ class Store {
   const std::string& directory() const { return directory_; }
   // Directories that look like generations and have a manifest; sorted by name.
   Result<std::vector<Digest128>> ListGenerations() const;
+  struct OpenOptions {
+    const CancelToken* cancel = nullptr;  // ends the wait for a running gc
+    bool read_only = false;  // creates nothing, not even the users lock; gc may then not see us
+  };
   // Without a prefix there must be exactly one: several are kUsage with the list, none is kData.
   Result<Generation> OpenGeneration(std::string_view prefix = {}) const;
+  Result<Generation> OpenGeneration(std::string_view prefix, const OpenOptions& options) const;
 
   // Creates store, generation directory and manifest where missing (for builders), then opens it.
   // An existing manifest stands, its layers must be the same. kUsage when `directory` is a file,

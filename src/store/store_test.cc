@@ -302,6 +302,15 @@ TEST_P(StoreTest, TheSourceRecordGuardsAgainstAnEditedCheckpoint) {
   EXPECT_TRUE(generation.PublishSourceRecord(record).has_value());
   EXPECT_EQ(generation.ReadSourceRecord(0).value(), record);
   SourceRecord edited = record;
+  // Alone it proves nothing: a build that was cut short left it, and a corrected checkpoint may go
+  // on.
+  edited.tensors[1].digest = Digest("corrected");
+  ASSERT_TRUE(generation.PublishSourceRecord(edited).has_value());
+  EXPECT_EQ(generation.ReadSourceRecord(0).value(), edited);
+  ASSERT_TRUE(generation.PublishSourceRecord(record).has_value());
+  const std::byte any{1};
+  ASSERT_TRUE(
+      PublishFile(env(), generation.LayerPath(0, Encoding::kDeltaNibble), {&any, 1}).has_value());
   edited.tensors[1].digest = Digest("edited");
   const Status status = generation.PublishSourceRecord(edited).error();
   EXPECT_EQ(status.exit_code(), 3);

@@ -1,0 +1,214 @@
+"""What a hostile or unlucky surrounding does to the command: closed and full outputs, limits, FIFOs,
+foreign files, other users. Every failure has an exit code and a message; none has a signal."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+import command
+
+
+class Hostile(unittest.TestCase):
+    def setUp(self):
+        self.root = tempfile.mkdtemp(prefix="hotplane-hostile-")
+        os.chmod(self.root, 0o755)
+        self.addCleanup(shutil.rmtree, self.root)
+        self.model = command.write_checkpoint(os.path.join(self.root, "model"),
+                                              command.mxfp4_tensors())
+        self.store = os.path.join(self.root, "store")
+        command.must("build", self.model, "--store", self.store, "-q")
+        self.generation = os.path.join(self.store, os.listdir(self.store)[0])
+
+    def layer(self, name):
+        return os.path.join(self.generation, name)
+
+    def snapshot(self, store=None):
+        """Path below the store -> bytes of every file."""
+        content = {}
+        for path in command.files_below(store or self.store):
+            with open(path, "rb") as file:
+                content[os.path.relpath(path, store or self.store)] = file.read()
+        return content
+
+
+class Outputs(Hostile):
+    def test_a_report_that_cannot_be_written_is_a_failure(self):
+        for arguments in (["boot", self.store, "--json"], ["verify", self.store], ["--version"],
+                          ["inspect", self.store], ["boot", "--help"]):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([command.HOTPLANE, *arguments], stdout=full,
+                                      stderr=subprocess.PIPE, text=True, check=False)
+            self.assertEqual(done.returncode, 1, arguments)
+            self.assertIn("stdout", done.stderr)
+
+    def test_closed_descriptors_never_become_files_of_the_store(self):
+        before = self.snapshot()
+        other = os.path.join(self.root, "other")
+        for redirect in (">&- 2>&-", "<&- >&- 2>&-", "2>&-"):
+            shutil.rmtree(other, ignore_errors=True)
+            subprocess.run(f"{command.HOTPLANE} build {self.model} --store {other} -v {redirect}",
+                           shell=True, check=False)
+            self.assertEqual(self.snapshot(other), before)
+            locks = os.path.join(other, os.path.basename(self.generation), "locks")
+            self.assertEqual([os.path.getsize(os.path.join(locks, n)) for n in os.listdir(locks)],
+                             [0] * len(os.listdir(locks)))
+
+    def test_json_is_one_object_whatever_happens(self):
+        cases = [["verify", self.store], ["boot", self.store], ["inspect", self.store],
+                 ["boot", self.store, "--bogus"], ["boot", "/nowhere"], ["verify"],
+                 ["inspect", self.model], ["doctor", "--store", "/nowhere"]]
+        for damage in (False, True):
+            if damage:
+                with open(self.layer("layer-0000.base"), "r+b") as file:
+                    file.seek(-5000, os.SEEK_END)
+                    file.write(b"damage")
+            for arguments in cases:
+                done = command.run(*arguments, "--json")
+                report = json.loads(done.stdout)
+                self.assertIsInstance(report, dict)
+                if done.returncode != 0 and "findings" not in report:
+                    self.assertEqual(report["error"]["code"], done.returncode, arguments)
+
+    def test_a_reader_that_leaves_is_no_crash(self):
+        done = subprocess.run(f"({command.HOTPLANE} build {self.model} --store {self.root}/s2 -v 2>&1; "
+                              "echo code $? >&2) | true",
+                              shell=True, capture_output=True, text=True, check=False)
+        self.assertNotIn("code 141", done.stderr)
+        self.assertEqual([f for f in command.files_below(self.root) if ".tmp" in f], [])
+
+    def test_control_characters_do_not_reach_the_terminal(self):
+        done = command.run("boot", "/nowhere\x1b[31m\nred")
+        self.assertNotIn("\x1b", done.stderr)
+        self.assertIn("\\x1b", done.stderr)
+
+
+class Limits(Hostile):
+    def limited(self, limits, *arguments, user=None):
+        def apply():
+            for what, value in limits.items():
+                resource.setrlimit(what, (value, value))
+        return subprocess.run([command.HOTPLANE, *map(str, arguments)], capture_output=True,
+                              text=True, preexec_fn=apply, user=user, check=False, timeout=120)
+
+    def test_threads_that_are_refused(self):
+        if os.getuid() != 0:
+            self.skipTest("only root can become a user without processes")
+        for name in ("boot", "verify"):
+            done = self.limited({resource.RLIMIT_NPROC: 1}, name, self.store, "-q", user=65534)
+            self.assertIn(done.returncode, (0, 1), done.stderr)
+
+    def test_little_address_space(self):
+        if "asan" in command.HOTPLANE:
+            self.skipTest("a sanitizer needs the address space for itself")
+        done = self.limited({resource.RLIMIT_AS: 200 << 20}, "synth", f"{self.root}/sy",
+                            "--geometry", "1,65536,65536", "--layers", "1")
+        self.assertEqual(done.returncode, 4, done.stderr)
+        done = self.limited({resource.RLIMIT_AS: 300 << 20}, "boot", self.store, "--workers", "1024")
+        self.assertIn(done.returncode, (0, 1, 4), done.stderr)
+
+    def test_a_file_size_limit_is_an_error_and_leaves_nothing(self):
+        done = self.limited({resource.RLIMIT_FSIZE: 20 << 10}, "build", self.model, "--store",
+                            f"{self.root}/s2", "-q")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual([f for f in command.files_below(self.root) if ".tmp" in f], [])
+
+
+class Places(Hostile):
+    def test_export_replaces_files_only_and_none_of_the_store(self):
+        before = self.snapshot()
+        fifo = os.path.join(self.root, "fifo")
+        os.mkfifo(fifo)
+        inside = self.layer("layer-0000.base")
+        for out in (fifo, "/dev/null", self.root, inside, self.layer("new"),
+                    os.path.join(self.root, "model", "..", "store", "x")):
+            done = command.run("export", self.store, "--layer", 0, "--part", "sc2", "--out", out)
+            self.assertEqual(done.returncode, 2, out)
+            self.assertIn(out, done.stderr)
+        self.assertEqual(self.snapshot(), before)
+        self.assertTrue(os.path.exists("/dev/null") and not os.path.isfile("/dev/null"))
+
+    def test_a_fifo_in_a_files_place_does_not_hang(self):
+        for name in ("manifest", "layer-0000.base", "layer-0000.delta-quintal",
+                     "layer-0000.source"):
+            path = self.layer(name)
+            os.rename(path, path + ".kept")
+            os.mkfifo(path)
+            for arguments in (["boot", self.store], ["verify", self.store],
+                              ["inspect", self.store], ["warm", self.store]):
+                command.run(*arguments, timeout=20)
+            self.assertIn(command.run("verify", self.store, timeout=20).returncode, (1, 3), name)
+            os.remove(path)
+            os.rename(path + ".kept", path)
+        command.must("verify", self.store)
+
+    def test_gc_removes_only_what_a_build_can_have_left(self):
+        stranger = os.path.join(self.root, "store", "d41d8cd98f00b204e9800998ecf8427e")
+        os.makedirs(stranger)
+        kept = [os.path.join(stranger, ".tmp-precious"), os.path.join(stranger, "data"),
+                self.layer(".tmp-precious"), self.layer("notes")]
+        for path in kept:
+            with open(path, "w") as file:
+                file.write("mine")
+        os.makedirs(self.layer(".tmp-layer-0000.base-1-0badf00d"))
+        left = self.layer(".tmp-layer-0001.base-1-0badf00d")
+        with open(left, "w") as file:
+            file.write("half")
+        command.must("gc", self.store)
+        self.assertFalse(os.path.exists(left))
+        for path in kept:
+            self.assertTrue(os.path.exists(path), path)
+        os.remove(self.layer("layer-0000.base"))
+        command.must("build", self.model, "--store", self.store, "-q")
+        command.must("boot", self.store, "--generation", os.path.basename(self.generation))
+
+    def test_inspect_and_doctor_write_nothing(self):
+        shutil.rmtree(self.layer("locks"))
+        before = sorted(os.walk(self.store))
+        command.must("inspect", self.store)
+        command.must("doctor", "--store", self.store)
+        self.assertEqual(sorted(os.walk(self.store)), before)
+
+    def test_what_cannot_be_read_is_not_called_damaged(self):
+        if os.getuid() != 0:
+            self.skipTest("only root can become another user")
+        path = self.layer("layer-0000.base")
+        os.chmod(path, 0)
+        for name in ("verify", "boot"):
+            done = subprocess.run([command.HOTPLANE, name, self.store], capture_output=True,
+                                  text=True, user=65534, check=False)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertNotIn("remove", done.stderr)
+            self.assertIn(path, done.stdout + done.stderr)
+
+    def test_no_proof_without_source_records(self):
+        os.remove(self.layer("layer-0001.source"))
+        done = command.run("verify", self.store, "--source", self.model)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("layer 1", done.stderr)
+
+    def test_waiting_for_a_collector_can_be_interrupted(self):
+        lock = self.layer("locks/users")
+        holder = subprocess.Popen(["flock", "-x", lock, "sleep", "30"])
+        time.sleep(0.3)
+        verify = command.start("verify", self.store)
+        time.sleep(0.3)
+        verify.send_signal(signal.SIGINT)
+        self.assertEqual(verify.wait(timeout=10), 130)
+        holder.kill()
+        holder.wait()
+
+    def test_names_that_are_not_there_are_wrong_usage(self):
+        for arguments in (["inspect", "/nowhere"],
+                          ["inspect", self.store, "--generation", "zz"],
+                          ["boot", self.store, "--generation", "zz"]):
+            self.assertEqual(command.run(*arguments).returncode, 2, arguments)
+
+
+if __name__ == "__main__":
+    command.main(unittest)
