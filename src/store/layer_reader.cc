@@ -92,7 +92,9 @@ Status ChunkMismatch(const LayerLayout& layout, const std::vector<Chunk>& chunks
       .At(chunk.offset)
       .Expected(Text("xxh3-64 {:016x}", expected))
       .Found(Text("xxh3-64 {:016x}", found))
-      .Advice("with the checkpoint at hand, build or boot again: the layer is rebuilt");
+      .Advice(
+          "remove this file and run `hotplane build` with the checkpoint: only this layer is built "
+          "again");
 }
 
 Status LayerFile::ChunkError(size_t chunk_index, uint64_t found) const {

@@ -1,5 +1,5 @@
-"""What a hostile or unlucky surrounding does to the command: closed and full outputs, limits, FIFOs,
-foreign files, other users. Every failure has an exit code and a message; none has a signal."""
+"""What a hostile or unlucky surrounding does to the command: closed and full outputs, limits,
+FIFOs, foreign files, other users. Every failure has an exit code and a message; none has a signal."""
 
 import json
 import os
@@ -76,9 +76,9 @@ class Outputs(Hostile):
                     self.assertEqual(report["error"]["code"], done.returncode, arguments)
 
     def test_a_reader_that_leaves_is_no_crash(self):
-        done = subprocess.run(f"({command.HOTPLANE} build {self.model} --store {self.root}/s2 -v 2>&1; "
-                              "echo code $? >&2) | true",
-                              shell=True, capture_output=True, text=True, check=False)
+        build = f"{command.HOTPLANE} build {self.model} --store {self.root}/s2 -v 2>&1"
+        done = subprocess.run(f"({build}; echo code $? >&2) | true", shell=True,
+                              capture_output=True, text=True, check=False)
         self.assertNotIn("code 141", done.stderr)
         self.assertEqual([f for f in command.files_below(self.root) if ".tmp" in f], [])
 
@@ -109,7 +109,8 @@ class Limits(Hostile):
         done = self.limited({resource.RLIMIT_AS: 200 << 20}, "synth", f"{self.root}/sy",
                             "--geometry", "1,65536,65536", "--layers", "1")
         self.assertEqual(done.returncode, 4, done.stderr)
-        done = self.limited({resource.RLIMIT_AS: 300 << 20}, "boot", self.store, "--workers", "1024")
+        done = self.limited({resource.RLIMIT_AS: 300 << 20}, "boot", self.store, "--workers",
+                            "1024")
         self.assertIn(done.returncode, (0, 1, 4), done.stderr)
 
     def test_a_file_size_limit_is_an_error_and_leaves_nothing(self):
