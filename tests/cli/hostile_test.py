@@ -1,5 +1,5 @@
 """What a hostile or unlucky surrounding does to the command: closed and full outputs, limits,
-FIFOs, foreign files, other users. Every failure has an exit code and a message; none has a signal."""
+FIFOs, foreign files, other users. Every failure has an exit code and a message, none a signal."""
 
 import json
 import os
