@@ -78,11 +78,11 @@ struct UnitPass {
 };
 
 std::span<const std::byte> Part(const LayerLayout& layout, std::string_view role,
-                                const std::byte* data) {
+                                const std::byte* data, ExpertRange experts) {
   const Section* const section = layout.Find(role);
   HP_CHECK(section != nullptr && section->expert_stride == section->expert_bytes);
-  return {data + (section->offset - layout.data_offset),
-          section->expert_bytes * layout.geometry.experts};
+  return {data + (layout.PieceOffset(*section, experts.begin) - layout.data_offset),
+          section->expert_bytes * (experts.end - experts.begin)};
 }
 
 }  // namespace
@@ -110,6 +110,22 @@ struct BootSession::State {
   Result<void> ReadUnit(Layer& layer, const Unit& unit, uint64_t* found);
   Result<void> RepairChunk(Layer& layer, size_t chunk_index, uint64_t found);
   void PublishReady();
+
+  ExpertRange ExpertsOf(const LayerLayout& layout) const {
+    return options.experts.value_or(ExpertRange{0, layout.geometry.experts});
+  }
+  // Gaps are read where all experts are, so that every byte of the region is verified.
+  bool Wants(const LayerLayout& layout, const Chunk& chunk) const {
+    const ExpertRange experts = ExpertsOf(layout);
+    if (experts == ExpertRange{0, layout.geometry.experts}) return true;
+    return chunk.section >= 0 && chunk.expert >= experts.begin && chunk.expert < experts.end;
+  }
+  uint64_t WantedBytes(const LayerFile& file) const {
+    uint64_t bytes = 0;
+    for (const Chunk& chunk : file.chunks())
+      if (Wants(file.layout(), chunk)) bytes += chunk.bytes;
+    return bytes;
+  }
 };
 
 Result<void> BootSession::State::OpenLayers(const std::vector<uint32_t>& ordinals) {
@@ -127,13 +143,18 @@ Result<void> BootSession::State::OpenLayers(const std::vector<uint32_t>& ordinal
         layer->file.file().CachedBytes(layout.data_offset, layout.data_bytes).value_or(0);
     // A page or two may have been evicted of a file that is warm for all practical purposes.
     layer->cold = cached < layout.data_bytes - layout.data_bytes / 64;
-    report.bytes_needed += layout.data_bytes;
+    if (ExpertsOf(layout).end > layout.geometry.experts)
+      return Fail(
+          Status::Usage(Text("layer {} has no expert {}", ordinal, ExpertsOf(layout).end - 1))
+              .Expected(Text("0 to {}", layout.geometry.experts - 1)));
+    const uint64_t wanted_bytes = WantedBytes(layer->file);
+    report.bytes_needed += wanted_bytes;
     report.bytes_metadata += layer->file.bytes_metadata();
     report.sources.push_back({ordinal,
                               options.map   ? "mapped"
                               : layer->cold ? "disk"
                                             : "page cache",
-                              layout.data_bytes, cached, 0});
+                              wanted_bytes, std::min(cached, wanted_bytes), 0});
     for (const Encoding encoding : {Encoding::kDeltaQuintal, Encoding::kDeltaNibble}) {
       // By name only: a tier this boot does not use is not opened.
       const auto stat = generation->env().Stat(generation->LayerPath(ordinal, encoding));
@@ -186,9 +207,14 @@ Result<void> BootSession::State::MapLayers() {
 void BootSession::State::ListUnits() {
   for (size_t l = 0; l < layers.size(); ++l) {
     const std::vector<Chunk>& chunks = layers[l]->file.chunks();
+    const LayerLayout& layout = layers[l]->file.layout();
     for (size_t c = 0; c < chunks.size();) {
+      if (!Wants(layout, chunks[c])) {
+        ++c;
+        continue;
+      }
       Unit unit{l, c, c, chunks[c].offset, 0};
-      while (unit.end_chunk < chunks.size() &&
+      while (unit.end_chunk < chunks.size() && Wants(layout, chunks[unit.end_chunk]) &&
              (unit.bytes == 0 || unit.bytes + chunks[unit.end_chunk].bytes <= kUnitBytes))
         unit.bytes += chunks[unit.end_chunk++].bytes;
       c = unit.end_chunk;
@@ -200,12 +226,16 @@ void BootSession::State::ListUnits() {
 
 Result<void> BootSession::State::AllocateArena() {
   if (options.map) return {};
-  HP_ASSIGN(arena, HugeBuffer::Allocate(report.bytes_needed));
+  uint64_t region_bytes = 0;
+  for (const auto& layer : layers) region_bytes += layer->file.layout().data_bytes;
+  HP_ASSIGN(arena, HugeBuffer::Allocate(region_bytes));
   uint64_t offset = 0;
   for (auto& layer : layers) {
     layer->landed = arena.data() + offset;
     offset += layer->file.layout().data_bytes;
   }
+  // Pieces of other experts keep their places, but no memory stands behind them.
+  if (report.bytes_needed < region_bytes) return {};
   // Touched here by all workers, so that landing runs at copy speed.
   constexpr uint64_t kTouchBytes = 32 * kMiB;
   if (options.progress != nullptr) options.progress->Begin("allocating", report.bytes_needed);
@@ -323,11 +353,14 @@ void BootSession::State::PublishReady() {
     BootedLayer out;
     out.ordinal = layout.layer;
     out.model_index = layout.model_index;
+    const ExpertRange experts = ExpertsOf(layout);
+    out.first_expert = experts.begin;
     out.geometry = layout.geometry;
-    out.planes13 = Part(layout, "planes13", data);
-    out.sc13 = Part(layout, "sc13", data);
-    out.planes2 = Part(layout, "planes2", data);
-    out.sc2 = Part(layout, "sc2", data);
+    out.geometry.experts = experts.end - experts.begin;
+    out.planes13 = Part(layout, "planes13", data, experts);
+    out.sc13 = Part(layout, "sc13", data, experts);
+    out.planes2 = Part(layout, "planes2", data, experts);
+    out.sc2 = Part(layout, "sc2", data, experts);
     report.sources[booted.size()].seconds_ready = SecondsSince(run_start);
     booted.push_back(out);
     if (on_layer_ready != nullptr && *on_layer_ready) (*on_layer_ready)(out);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,13 +14,16 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "base/worker_pool.h"
+#include "boot/layer_selection.h"
 #include "store/store.h"
 
 namespace hotplane {
 
 struct BootOptions {
   std::string layers;  // SelectLayers text; empty: all
-  bool map = false;    // serve the layers from the page cache instead of landing them in own memory
+  // Only these experts of each layer: the others are neither read nor published. None: all.
+  std::optional<ExpertRange> experts;
+  bool map = false;  // serve the layers from the page cache instead of landing them in own memory
   bool verify = true;
   WorkerPool* pool = nullptr;  // REQUIRED
   const CancelToken* cancel = nullptr;
@@ -28,11 +32,12 @@ struct BootOptions {
   uint64_t memory_limit_bytes = 0;
 };
 
-// A published layer. Parts are [E, ...] arrays, contiguous over all experts, in plane order.
+// A published layer. Parts are [E, ...] arrays, contiguous over all booted experts, in plane order.
 struct BootedLayer {
   uint32_t ordinal = 0;
   uint32_t model_index = 0;
-  LayerGeometry geometry;
+  uint32_t first_expert = 0;
+  LayerGeometry geometry;  // its experts are those that were booted
   std::span<const std::byte> planes13, sc13, planes2, sc2;
 };
 
@@ -45,7 +50,7 @@ struct BootReport {
     double seconds_ready = 0;   // from the start of Run to its publication
   };
   uint32_t layers_total = 0;
-  uint64_t bytes_needed = 0;    // data regions, padding included
+  uint64_t bytes_needed = 0;    // data regions, padding included; of some experts their pieces
   uint64_t bytes_read = 0;      // of them, read once each
   uint64_t bytes_reread = 0;    // repeats of bad chunks
   uint64_t bytes_metadata = 0;  // headers and tables

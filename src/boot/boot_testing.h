@@ -77,7 +77,8 @@ using StoreContent = std::map<std::string, std::string>;
 inline StoreContent StoreFiles(const MemEnv& env) {
   StoreContent files;
   for (const auto& [path, content] : env.Files())
-    if (path.rfind(kTestStore, 0) == 0 && path.find("/locks/") == std::string::npos)
+    if (path.rfind(kTestStore, 0) == 0 && path.find("/locks/") == std::string::npos &&
+        path.find("source-stamp") == std::string::npos)
       files.emplace(path, ToHex(Digest(std::span<const std::byte>(content))));
   return files;
 }

@@ -1,21 +1,19 @@
 #include "boot/build.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
+#include <iterator>
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "base/topology.h"
+#include "base/trace.h"
 #include "base/units.h"
-#include "base/worker_pool.h"
-#include "boot/expert_quantizer.h"
 #include "boot/layer_selection.h"
+#include "boot/source_stamp.h"
 
 namespace hotplane {
 namespace {
@@ -26,22 +24,12 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-PlanesWanted WantedPlanes(std::span<const Encoding> encodings) {
-  PlanesWanted wanted;
+void AddWanted(std::span<const Encoding> encodings, PlanesWanted& wanted) {
   for (const Encoding encoding : encodings) {
     if (encoding == Encoding::kBase) wanted.base = true;
     if (encoding == Encoding::kDeltaNibble) wanted.nibbles = true;
     if (encoding == Encoding::kDeltaQuintal) wanted.quintals = true;
   }
-  return wanted;
-}
-
-uint64_t SourceBytes(const MoeLayer& layer) {
-  uint64_t bytes = 0;
-  for (const ExpertTensors& expert : layer.experts)
-    for (size_t p = 0; p < kProjectionCount; ++p)
-      bytes += expert.weight[p]->bytes + (expert.scale[p] != nullptr ? expert.scale[p]->bytes : 0);
-  return bytes;
 }
 
 // Where the first weight of something lies in the checkpoint: sorting by it streams the files in
@@ -61,189 +49,64 @@ FilePosition PositionOf(const MoeLayer& layer) {
   return first;
 }
 
-// A layer being built: its lock, its writers, and what is still to do. Freed, temporaries removed,
-// when the build fails.
-struct LayerJob {
-  const MoeLayer* layer = nullptr;
-  std::vector<Encoding> missing;
-  PlanesWanted wanted;
-  std::vector<uint32_t> expert_order;  // in file order
-  size_t next = 0;                     // index into expert_order; guarded by Builder::mutex_
-  std::unique_ptr<FileLock> lock;
-  std::map<Encoding, std::unique_ptr<LayerFileWriter>> writers;
-  std::mutex mutex;
-  size_t done = 0;                          // guarded by mutex
-  std::vector<SourceTensorDigest> digests;  // guarded by mutex
-};
+std::vector<uint32_t> ExpertsInFileOrder(const MoeLayer& layer) {
+  std::vector<std::pair<FilePosition, uint32_t>> order;
+  for (uint32_t e = 0; e < layer.experts.size(); ++e)
+    order.emplace_back(PositionOf(layer.experts[e]), e);
+  std::sort(order.begin(), order.end());
+  std::vector<uint32_t> experts;
+  for (const auto& [position, expert] : order) experts.push_back(expert);
+  return experts;
+}
 
-class Builder {
+}  // namespace
+
+uint64_t SourceBytes(const MoeLayer& layer) {
+  uint64_t bytes = 0;
+  for (const ExpertTensors& expert : layer.experts)
+    for (size_t p = 0; p < kProjectionCount; ++p)
+      bytes += expert.weight[p]->bytes + (expert.scale[p] != nullptr ? expert.scale[p]->bytes : 0);
+  return bytes;
+}
+
+// A layer being built: its lock, its writers, and what is done. Destroyed unpublished, it removes
+// the temporaries.
+class CheckpointBuilds::Unit final : public LayerBuild {
  public:
-  Builder(Env& env, const Checkpoint& checkpoint, const MoeModel& model,
-          const BuildOptions& options)
-      : env_(env), checkpoint_(checkpoint), model_(model), options_(options) {}
+  Unit(CheckpointBuilds& owner, const MoeLayer& layer, std::unique_ptr<FileLock> lock)
+      : owner_(owner),
+        layer_(layer),
+        expert_order_(ExpertsInFileOrder(layer)),
+        lock_(std::move(lock)) {}
 
-  Result<BuildReport> Run(const std::string& store_directory);
+  Result<void> CreateFiles(const std::vector<Encoding>& missing) {
+    AddWanted(missing, wanted_);
+    for (const Encoding encoding : missing) {
+      HP_ASSIGN(writers_[encoding], owner_.generation_.CreateLayer(layer_.ordinal, encoding));
+    }
+    return {};
+  }
+
+  size_t step_count() const override { return expert_order_.size(); }
+  uint64_t step_bytes() const override { return owner_.workspace_bytes_; }
+  Result<void> RunStep(size_t step) override;
+  Result<void> Publish() override;
 
  private:
-  Result<void> PlanMissing(const std::vector<uint32_t>& ordinals);
-  Result<void> CheckSpace() const;
-  Result<size_t> ChooseWorkerCount() const;
-  Result<void> Work(ExpertQuantizer& quantizer);
+  Result<void> WritePieces(uint32_t expert, const ExpertPieces& pieces);
 
-  struct Claim {
-    std::shared_ptr<LayerJob> job;
-    uint32_t expert = 0;
-  };
-  // The next expert in file order; a null job when there is nothing left.
-  Result<Claim> ClaimNext();
-  // Locks a pending layer and looks again. A null job when another process built it or, with
-  // LockWait::kTry, is building it (the layer then goes to busy_).
-  Result<std::shared_ptr<LayerJob>> OpenJob(uint32_t ordinal, LockWait wait);
-  Result<void> BuildExpert(LayerJob& job, uint32_t expert, ExpertQuantizer& quantizer);
-  Result<void> WritePieces(LayerJob& job, uint32_t expert, const ExpertPieces& pieces);
-  Result<void> PublishJob(LayerJob& job);
-  Result<void> CheckCancel() const {
-    return options_.cancel != nullptr ? options_.cancel->Check() : Result<void>();
-  }
-
-  Env& env_;
-  const Checkpoint& checkpoint_;
-  const MoeModel& model_;
-  const BuildOptions& options_;
-  std::optional<Generation> generation_;
-  const Kernels* kernels_ = nullptr;
-
+  CheckpointBuilds& owner_;
+  const MoeLayer& layer_;
+  const std::vector<uint32_t> expert_order_;
+  PlanesWanted wanted_;
+  std::unique_ptr<FileLock> lock_;
+  std::map<Encoding, std::unique_ptr<LayerFileWriter>> writers_;
   std::mutex mutex_;
-  std::deque<uint32_t> pending_;  // layers not yet opened, in file order
-  std::deque<uint32_t> busy_;     // layers that another process was building when we tried
-  std::shared_ptr<LayerJob> open_job_;
-
-  std::atomic<bool> failed_{false};  // a worker failed: the others stop at their next claim
-
-  std::mutex report_mutex_;
-  BuildReport report_;
+  std::vector<SourceTensorDigest> digests_;  // guarded by mutex_
 };
 
-Result<void> Builder::PlanMissing(const std::vector<uint32_t>& ordinals) {
-  std::vector<std::pair<FilePosition, uint32_t>> order;
-  for (const uint32_t ordinal : ordinals) {
-    const MoeLayer& layer = model_.layers[ordinal];
-    bool missing = false;
-    for (const Encoding encoding : options_.encodings) {
-      const TierProbe probe = generation_->Probe(ordinal, encoding);
-      report_.bytes_metadata += probe.bytes_metadata;
-      if (probe.presence == Presence::kPresent) {
-        report_.bytes_skipped += probe.layout.file_bytes;
-        continue;
-      }
-      missing = true;
-      if (probe.presence == Presence::kDamaged) {
-        report_.warnings.push_back(Text("layer {} ({}) is damaged and is built again: {}", ordinal,
-                                        EncodingName(encoding), probe.reason->what()));
-        Log(LogLevel::kWarning, "{}", report_.warnings.back());
-      }
-    }
-    if (!missing) {
-      ++report_.layers_attached;
-      continue;
-    }
-    report_.bytes_needed += SourceBytes(layer);
-    order.emplace_back(PositionOf(layer), ordinal);
-  }
-  std::sort(order.begin(), order.end());
-  for (const auto& [position, ordinal] : order) pending_.push_back(ordinal);
-  return {};
-}
-
-Result<void> Builder::CheckSpace() const {
-  uint64_t bytes = 0;
-  for (const uint32_t ordinal : pending_)
-    for (const Encoding encoding : options_.encodings)
-      if (generation_->Probe(ordinal, encoding).presence != Presence::kPresent)
-        bytes += PlanLayerLayout(encoding, model_.layers[ordinal].geometry).file_bytes;
-  HP_ASSIGN(const uint64_t free_bytes, env_.FreeBytes(generation_->directory()));
-  if (bytes <= free_bytes) return {};
-  return Fail(
-      Status::Capacity("the layers to build do not fit on the disk")
-          .File(generation_->directory())
-          .Expected(Text("{} free ({} bytes)", FormatBytes(bytes), bytes))
-          .Found(Text("{} free ({} bytes)", FormatBytes(free_bytes), free_bytes))
-          .Advice("free space, choose another --store, or build fewer --layers or --tiers"));
-}
-
-Result<size_t> Builder::ChooseWorkerCount() const {
-  const size_t wanted_count = options_.worker_count != 0 ? options_.worker_count : UsableCpuCount();
-  const uint64_t limit = options_.staging_limit_bytes != 0 ? options_.staging_limit_bytes
-                                                           : ReadMemoryLimit().available_bytes / 4;
-  uint64_t workspace = 0;
-  for (const uint32_t ordinal : pending_)
-    workspace =
-        std::max(workspace, ExpertQuantizer::WorkspaceBytes(model_.layers[ordinal].format,
-                                                            model_.layers[ordinal].geometry,
-                                                            WantedPlanes(options_.encodings)));
-  if (workspace > limit)
-    return Fail(Status::Capacity("the staging of one expert does not fit in the staging limit")
-                    .Expected(Text("at least {} ({} bytes)", FormatBytes(workspace), workspace))
-                    .Found(Text("{} ({} bytes)", FormatBytes(limit), limit))
-                    .Advice(Text("--staging-limit {}M or more", workspace / kMiB + 1)));
-  const size_t fitting = workspace == 0 ? wanted_count : limit / workspace;
-  if (fitting < wanted_count)
-    Log(LogLevel::kWarning, "{} workers instead of {}: {} of staging each, limit {}", fitting,
-        wanted_count, FormatBytes(workspace), FormatBytes(limit));
-  return std::min(wanted_count, fitting);
-}
-
-Result<std::shared_ptr<LayerJob>> Builder::OpenJob(uint32_t ordinal, LockWait wait) {
-  auto job = std::make_shared<LayerJob>();
-  job->layer = &model_.layers[ordinal];
-  if (!options_.no_lock) {
-    HP_ASSIGN(job->lock, generation_->LockLayer(ordinal, wait, options_.cancel));
-    if (job->lock == nullptr) {
-      busy_.push_back(ordinal);
-      return std::shared_ptr<LayerJob>();
-    }
-  }
-  // Whoever held the lock before us may have published what we are after.
-  for (const Encoding encoding : options_.encodings)
-    if (generation_->Probe(ordinal, encoding).presence != Presence::kPresent)
-      job->missing.push_back(encoding);
-  if (job->missing.empty()) {
-    std::lock_guard lock(report_mutex_);
-    ++report_.layers_attached;
-    report_.bytes_needed -= SourceBytes(*job->layer);
-    return std::shared_ptr<LayerJob>();
-  }
-  job->wanted = WantedPlanes(job->missing);
-  for (const Encoding encoding : job->missing) {
-    HP_ASSIGN(job->writers[encoding], generation_->CreateLayer(ordinal, encoding));
-  }
-  std::vector<std::pair<FilePosition, uint32_t>> order;
-  for (uint32_t e = 0; e < job->layer->experts.size(); ++e)
-    order.emplace_back(PositionOf(job->layer->experts[e]), e);
-  std::sort(order.begin(), order.end());
-  for (const auto& [position, expert] : order) job->expert_order.push_back(expert);
-  return job;
-}
-
-Result<Builder::Claim> Builder::ClaimNext() {
-  std::lock_guard lock(mutex_);
-  HP_TRY(CheckCancel());
-  while (open_job_ == nullptr || open_job_->next == open_job_->expert_order.size()) {
-    open_job_ = nullptr;
-    if (pending_.empty() && busy_.empty()) return Claim{};
-    // Layers that another process holds come last, so that builders beside each other share the
-    // work.
-    const bool wait = pending_.empty();
-    std::deque<uint32_t>& queue = wait ? busy_ : pending_;
-    const uint32_t ordinal = queue.front();
-    queue.pop_front();
-    HP_ASSIGN(open_job_, OpenJob(ordinal, wait ? LockWait::kBlock : LockWait::kTry));
-  }
-  return Claim{open_job_, open_job_->expert_order[open_job_->next++]};
-}
-
-Result<void> Builder::WritePieces(LayerJob& job, uint32_t expert, const ExpertPieces& pieces) {
-  for (const auto& [encoding, writer] : job.writers) {
+Result<void> CheckpointBuilds::Unit::WritePieces(uint32_t expert, const ExpertPieces& pieces) {
+  for (const auto& [encoding, writer] : writers_) {
     if (encoding == Encoding::kBase) {
       HP_TRY(writer->WritePiece("planes13", expert, pieces.planes13));
       HP_TRY(writer->WritePiece("sc13", expert, pieces.sc13));
@@ -258,115 +121,265 @@ Result<void> Builder::WritePieces(LayerJob& job, uint32_t expert, const ExpertPi
   return {};
 }
 
-Result<void> Builder::BuildExpert(LayerJob& job, uint32_t expert, ExpertQuantizer& quantizer) {
+Result<void> CheckpointBuilds::Unit::RunStep(size_t step) {
+  const uint32_t expert = expert_order_[step];
+  HP_ASSIGN(ExpertQuantizer quantizer, owner_.TakeWorkspace());
   std::vector<SourceTensorDigest> digests;
   HP_ASSIGN(const ExpertPieces pieces,
-            quantizer.Run(checkpoint_, *job.layer, expert, job.wanted, &digests));
-  HP_TRY(WritePieces(job, expert, pieces));
-  {
-    std::lock_guard lock(report_mutex_);
-    report_.bytes_read += quantizer.bytes_read();
-  }
-  if (options_.progress != nullptr) options_.progress->Add(quantizer.bytes_read());
-  bool last;
-  {
-    std::lock_guard lock(job.mutex);
-    std::move(digests.begin(), digests.end(), std::back_inserter(job.digests));
-    last = ++job.done == job.expert_order.size();
-  }
-  if (last) HP_TRY(PublishJob(job));
+            quantizer.Run(owner_.checkpoint_, layer_, expert, wanted_, &digests));
+  HP_TRY(WritePieces(expert, pieces));
+  const uint64_t bytes_read = quantizer.bytes_read();
+  owner_.ReturnWorkspace(std::move(quantizer));
+  if (owner_.options_.progress != nullptr) owner_.options_.progress->Add(bytes_read);
+  std::lock_guard lock(mutex_);
+  std::move(digests.begin(), digests.end(), std::back_inserter(digests_));
   return {};
 }
 
-Result<void> Builder::PublishJob(LayerJob& job) {
+Result<void> CheckpointBuilds::Unit::Publish() {
+  const TraceSpan span("publish", layer_.ordinal);
   SourceRecord record;
-  record.generation = generation_->id();
-  record.layer = job.layer->ordinal;
-  record.tensors = std::move(job.digests);
+  record.generation = owner_.generation_.id();
+  record.layer = layer_.ordinal;
+  record.tensors = std::move(digests_);
   std::sort(record.tensors.begin(), record.tensors.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });
   // The record goes first: a layer file never stands without the proof of what it was made from,
   // and a tier added later from changed weights is refused here, before anything of it is visible.
-  HP_TRY(generation_->PublishSourceRecord(record));
+  HP_TRY(owner_.generation_.PublishSourceRecord(record));
   uint64_t bytes = 0;
-  for (auto& [encoding, writer] : job.writers) {
+  for (auto& [encoding, writer] : writers_) {
     HP_TRY(writer->Publish());
     bytes += writer->layout().file_bytes;
   }
-  job.writers.clear();
-  job.lock.reset();
-  std::lock_guard lock(report_mutex_);
-  ++report_.layers_built;
-  report_.bytes_built += bytes;
+  writers_.clear();
+  lock_.reset();
+  {
+    std::lock_guard lock(owner_.mutex_);
+    ++owner_.report_.layers_built;
+    owner_.report_.bytes_built += bytes;
+  }
   Log(LogLevel::kDebug, "layer {} published, {}", record.layer, FormatBytes(bytes));
   return {};
 }
 
-Result<void> Builder::Work(ExpertQuantizer& quantizer) {
-  const auto step = [&]() -> Result<bool> {
-    HP_ASSIGN(Claim claim, ClaimNext());
-    if (claim.job == nullptr) return false;
-    HP_TRY(BuildExpert(*claim.job, claim.expert, quantizer));
-    return true;
-  };
-  while (!failed_.load(std::memory_order_relaxed)) {
-    const Result<bool> more = step();
-    if (!more) {
-      failed_ = true;
-      return Fail(more.error());
-    }
-    if (!*more) return {};
-  }
-  return {};
+CheckpointBuilds::CheckpointBuilds(const Generation& generation, const Checkpoint& checkpoint,
+                                   const MoeModel& model, const BuildOptions& options)
+    : generation_(generation), checkpoint_(checkpoint), model_(model), options_(options) {
+  report_.generation = generation.id();
 }
 
-Result<BuildReport> Builder::Run(const std::string& store_directory) {
-  const auto start = Clock::now();
-  if (options_.progress != nullptr) options_.progress->Begin("fingerprinting the checkpoint", 0);
-  HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint_, model_));
-  report_.seconds_fingerprint = SecondsSince(start);
-  const Manifest manifest = MakeManifest(model_, fingerprint, options_.zero_mode);
-  HP_ASSIGN(const std::vector<uint32_t> ordinals, SelectLayers(options_.layers, manifest));
+CheckpointBuilds::~CheckpointBuilds() = default;
+
+void CheckpointBuilds::Need(uint32_t layer, std::vector<Encoding> encodings, bool proven_bad) {
+  std::lock_guard lock(mutex_);
+  needs_[layer] = {std::move(encodings), proven_bad};
+  report_.bytes_needed += SourceBytes(model_.layers[layer]);
+}
+
+std::vector<uint32_t> CheckpointBuilds::FileOrder() const {
+  std::vector<std::pair<FilePosition, uint32_t>> order;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [layer, need] : needs_)
+      order.emplace_back(PositionOf(model_.layers[layer]), layer);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<uint32_t> layers;
+  for (const auto& [position, layer] : order) layers.push_back(layer);
+  return layers;
+}
+
+std::vector<Encoding> CheckpointBuilds::Missing(uint32_t layer, const LayerNeed& need) const {
+  if (need.proven_bad) return need.encodings;
+  std::vector<Encoding> missing;
+  for (const Encoding encoding : need.encodings)
+    if (generation_.Probe(layer, encoding).presence != Presence::kPresent)
+      missing.push_back(encoding);
+  return missing;
+}
+
+Result<void> CheckpointBuilds::CheckSpace() const {
+  uint64_t bytes = 0;
+  for (const auto& [layer, need] : needs_)
+    for (const Encoding encoding : Missing(layer, need))
+      bytes += PlanLayerLayout(encoding, model_.layers[layer].geometry).file_bytes;
+  HP_ASSIGN(const uint64_t free_bytes, generation_.env().FreeBytes(generation_.directory()));
+  if (bytes <= free_bytes) return {};
+  return Fail(
+      Status::Capacity("the layers to build do not fit on the disk")
+          .File(generation_.directory())
+          .Expected(Text("{} free ({} bytes)", FormatBytes(bytes), bytes))
+          .Found(Text("{} free ({} bytes)", FormatBytes(free_bytes), free_bytes))
+          .Advice("free space, choose another --store, or build fewer --layers or --tiers"));
+}
+
+Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>& bases_later) {
   kernels_ = options_.kernels;
   if (kernels_ == nullptr) {
     HP_ASSIGN(kernels_, SelectKernels(std::nullopt));
   }
-  HP_ASSIGN(generation_, Store::OpenOrCreateGeneration(env_, store_directory, manifest));
-  report_.generation = generation_->id();
-  report_.layers_total = static_cast<uint32_t>(ordinals.size());
+  std::lock_guard lock(mutex_);
   report_.isa = kernels_->name;
-  HP_TRY(PlanMissing(ordinals));
   HP_TRY(CheckSpace());
-  HP_ASSIGN(report_.worker_count, ChooseWorkerCount());
-
-  if (!pending_.empty()) {
-    const auto quantize_start = Clock::now();
-    if (options_.progress != nullptr) options_.progress->Begin("quantizing", report_.bytes_needed);
-    std::vector<const MoeLayer*> layers;
-    for (const uint32_t ordinal : pending_) layers.push_back(&model_.layers[ordinal]);
-    const PlanesWanted wanted = WantedPlanes(options_.encodings);
-    std::vector<ExpertQuantizer> quantizers;
-    for (size_t w = 0; w < report_.worker_count; ++w) {
-      HP_ASSIGN(ExpertQuantizer quantizer,
-                ExpertQuantizer::Create(*kernels_, layers, wanted, options_.zero_mode));
-      report_.peak_staging_bytes += quantizer.workspace_bytes();
-      quantizers.push_back(std::move(quantizer));
-    }
-    WorkerPool pool(report_.worker_count);
-    // One index per worker: each then claims experts until there are none, or one of them failed.
-    HP_TRY(pool.ParallelFor(report_.worker_count,
-                            [&](size_t index, size_t) { return Work(quantizers[index]); }));
-    report_.seconds_quantize = SecondsSince(quantize_start);
+  workspace_layers_.clear();
+  for (const auto& [layer, need] : needs_) {
+    workspace_layers_.push_back(&model_.layers[layer]);
+    AddWanted(need.encodings, workspace_planes_);
   }
-  report_.seconds = SecondsSince(start);
-  return std::move(report_);
+  for (const uint32_t layer : bases_later) workspace_layers_.push_back(&model_.layers[layer]);
+  if (!bases_later.empty()) workspace_planes_.base = true;
+  for (const MoeLayer* layer : workspace_layers_)
+    workspace_bytes_ = std::max(
+        workspace_bytes_,
+        ExpertQuantizer::WorkspaceBytes(layer->format, layer->geometry, workspace_planes_));
+  BuildQueueOptions queue;
+  queue.batch_size = options_.batch_size;
+  queue.cancel = options_.cancel;
+  queue.staging_limit_bytes = options_.staging_limit_bytes != 0
+                                  ? options_.staging_limit_bytes
+                                  : ReadMemoryLimit().available_bytes / 4;
+  const uint64_t limit = queue.staging_limit_bytes;
+  if (workspace_bytes_ > limit)
+    return Fail(Status::Capacity("the staging of one expert does not fit in the staging limit")
+                    .Expected(Text("at least {} ({} bytes)", FormatBytes(workspace_bytes_),
+                                   workspace_bytes_))
+                    .Found(Text("{} ({} bytes)", FormatBytes(limit), limit))
+                    .Advice(Text("--staging-limit {}M or more", workspace_bytes_ / kMiB + 1)));
+  const size_t wanted_count = options_.worker_count != 0 ? options_.worker_count : UsableCpuCount();
+  const size_t fitting = workspace_bytes_ == 0 ? wanted_count : limit / workspace_bytes_;
+  if (fitting < wanted_count)
+    Log(LogLevel::kWarning, "{} workers instead of {}: {} of staging each, limit {}", fitting,
+        wanted_count, FormatBytes(workspace_bytes_), FormatBytes(limit));
+  queue.worker_count = std::min(wanted_count, fitting);
+  report_.worker_count = queue.worker_count;
+  return queue;
+}
+
+Result<ExpertQuantizer> CheckpointBuilds::TakeWorkspace() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!workspaces_.empty()) {
+      ExpertQuantizer quantizer = std::move(workspaces_.back());
+      workspaces_.pop_back();
+      return quantizer;
+    }
+  }
+  HP_ASSIGN(
+      ExpertQuantizer quantizer,
+      ExpertQuantizer::Create(*kernels_, workspace_layers_, workspace_planes_, options_.zero_mode));
+  std::lock_guard lock(mutex_);
+  report_.peak_staging_bytes += quantizer.workspace_bytes();
+  return quantizer;
+}
+
+void CheckpointBuilds::ReturnWorkspace(ExpertQuantizer quantizer) {
+  std::lock_guard lock(mutex_);
+  report_.bytes_read += quantizer.bytes_read();
+  workspaces_.push_back(std::move(quantizer));
+}
+
+Result<LayerBuilds::Opened> CheckpointBuilds::Open(uint32_t layer,
+                                                   std::unique_ptr<LayerBuild>* build) {
+  std::unique_ptr<FileLock> file_lock;
+  if (!options_.no_lock) {
+    const TraceSpan span("wait", layer);
+    HP_ASSIGN(file_lock, generation_.LockLayer(layer, LockWait::kTry, options_.cancel));
+    if (file_lock == nullptr) return Opened::kBusy;
+  }
+  LayerNeed need;
+  {
+    std::lock_guard lock(mutex_);
+    const auto entry = needs_.find(layer);
+    HP_CHECK(entry != needs_.end());
+    need = entry->second;
+  }
+  // Whoever held the lock before us may have published what we are after.
+  const std::vector<Encoding> missing = Missing(layer, need);
+  if (missing.empty()) {
+    std::lock_guard lock(mutex_);
+    ++report_.layers_attached;
+    report_.bytes_needed -= SourceBytes(model_.layers[layer]);
+    return Opened::kDone;
+  }
+  auto unit = std::make_unique<Unit>(*this, model_.layers[layer], std::move(file_lock));
+  HP_TRY(unit->CreateFiles(missing));
+  *build = std::move(unit);
+  return Opened::kBuild;
+}
+
+BuildReport CheckpointBuilds::report() const {
+  std::lock_guard lock(mutex_);
+  return report_;
+}
+
+namespace {
+
+// Tells the builds what is missing; the rest goes into the report.
+void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordinals,
+                 const BuildOptions& options, CheckpointBuilds& builds, BuildReport& report) {
+  for (const uint32_t ordinal : ordinals) {
+    bool missing = false;
+    for (const Encoding encoding : options.encodings) {
+      const TierProbe probe = generation.Probe(ordinal, encoding);
+      report.bytes_metadata += probe.bytes_metadata;
+      if (probe.presence == Presence::kPresent) {
+        report.bytes_skipped += probe.layout.file_bytes;
+        continue;
+      }
+      missing = true;
+      if (probe.presence == Presence::kDamaged) {
+        report.warnings.push_back(Text("layer {} ({}) is damaged and is built again: {}", ordinal,
+                                       EncodingName(encoding), probe.reason->what()));
+        Log(LogLevel::kWarning, "{}", report.warnings.back());
+      }
+    }
+    if (missing) {
+      builds.Need(ordinal, options.encodings);
+    } else {
+      ++report.layers_attached;
+    }
+  }
 }
 
 }  // namespace
 
 Result<BuildReport> Build(Env& env, const Checkpoint& checkpoint, const MoeModel& model,
                           const std::string& store_directory, const BuildOptions& options) {
-  return Builder(env, checkpoint, model, options).Run(store_directory);
+  const auto start = Clock::now();
+  if (options.progress != nullptr) options.progress->Begin("fingerprinting the checkpoint", 0);
+  const Result<std::string> stamp = MakeSourceStamp(env, checkpoint.path());
+  HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint, model));
+  BuildReport found;
+  found.seconds_fingerprint = SecondsSince(start);
+  const Manifest manifest = MakeManifest(model, fingerprint, options.zero_mode);
+  HP_ASSIGN(const std::vector<uint32_t> ordinals, SelectLayers(options.layers, manifest));
+  HP_ASSIGN(const Generation generation,
+            Store::OpenOrCreateGeneration(env, store_directory, manifest));
+  // The stamp is of before the fingerprint: files that change meanwhile do not match it later.
+  if (stamp) KeepSourceStamp(generation, *stamp);
+  CheckpointBuilds builds(generation, checkpoint, model, options);
+  NeedMissing(generation, ordinals, options, builds, found);
+  HP_ASSIGN(const BuildQueueOptions queue_options, builds.Prepare());
+  const std::vector<uint32_t> layers = builds.FileOrder();
+  const auto quantize_start = Clock::now();
+  if (!layers.empty()) {
+    if (options.progress != nullptr)
+      options.progress->Begin("quantizing", builds.report().bytes_needed);
+    BuildQueue queue(builds, queue_options);
+    for (const uint32_t layer : layers) queue.Enqueue(layer);
+    HP_TRY(queue.Finish());
+  }
+  BuildReport report = builds.report();
+  report.layers_total = static_cast<uint32_t>(ordinals.size());
+  report.layers_attached += found.layers_attached;
+  report.bytes_metadata = found.bytes_metadata;
+  report.bytes_skipped = found.bytes_skipped;
+  report.warnings = std::move(found.warnings);
+  report.seconds_fingerprint = found.seconds_fingerprint;
+  if (!layers.empty()) report.seconds_quantize = SecondsSince(quantize_start);
+  report.seconds = SecondsSince(start);
+  return report;
 }
 
 }  // namespace hotplane

@@ -7,12 +7,17 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/cancel.h"
 #include "base/progress.h"
 #include "base/status.h"
+#include "boot/build_queue.h"
+#include "boot/expert_quantizer.h"
 #include "checkpoint/moe_source.h"
 #include "quant/quantize.h"
 #include "store/store.h"
@@ -24,6 +29,7 @@ struct BuildOptions {
   std::vector<Encoding> encodings = {Encoding::kBase};
   ZeroMode zero_mode = ZeroMode::kAuto;
   size_t worker_count = 0;           // 0: the CPUs this process may use
+  size_t batch_size = 12;            // layers that a BuildQueue fires together
   uint64_t staging_limit_bytes = 0;  // 0: a quarter of the memory available
   bool no_lock = false;              // build without flock, for file systems that refuse it
   const Kernels* kernels = nullptr;  // null: the best for this CPU
@@ -49,6 +55,59 @@ struct BuildReport {
   double seconds_fingerprint = 0;
   double seconds_quantize = 0;  // from the first read to the last publish
   std::vector<std::string> warnings;
+};
+
+// What building this layer reads from its checkpoint.
+uint64_t SourceBytes(const MoeLayer& layer);
+
+// Layers of one generation, built from its checkpoint: what a BuildQueue runs. A step is an expert,
+// in file order; its staging is one workspace, of which there are as many as steps ran at once.
+class CheckpointBuilds final : public LayerBuilds {
+ public:
+  // All references must outlive this. REQUIRES a model whose manifest is the generation's.
+  CheckpointBuilds(const Generation& generation, const Checkpoint& checkpoint,
+                   const MoeModel& model, const BuildOptions& options);
+  ~CheckpointBuilds() override;
+
+  // What the queue builds of a layer when it opens it, as far as it is still missing then;
+  // `proven_bad`: also files whose header is right, because their data is not.
+  void Need(uint32_t layer, std::vector<Encoding> encodings, bool proven_bad = false);
+  // Before the first layer is enqueued: kernels, disk space for all that is needed, workers and
+  // admission. Layers of `bases_later` may still be needed afterwards, with their base alone.
+  // kCapacity with the numbers.
+  Result<BuildQueueOptions> Prepare(const std::vector<uint32_t>& bases_later = {});
+  // The needed layers in the order in which they lie in the checkpoint.
+  std::vector<uint32_t> FileOrder() const;
+
+  Result<Opened> Open(uint32_t layer, std::unique_ptr<LayerBuild>* build) override;
+
+  // A copy; counts what is done so far.
+  BuildReport report() const;
+
+ private:
+  class Unit;
+  struct LayerNeed {
+    std::vector<Encoding> encodings;
+    bool proven_bad = false;
+  };
+  Result<void> CheckSpace() const;
+  std::vector<Encoding> Missing(uint32_t layer, const LayerNeed& need) const;
+  Result<ExpertQuantizer> TakeWorkspace();
+  void ReturnWorkspace(ExpertQuantizer quantizer);
+
+  const Generation& generation_;
+  const Checkpoint& checkpoint_;
+  const MoeModel& model_;
+  const BuildOptions options_;
+  const Kernels* kernels_ = nullptr;
+  std::vector<const MoeLayer*> workspace_layers_;
+  PlanesWanted workspace_planes_;
+  uint64_t workspace_bytes_ = 0;
+
+  mutable std::mutex mutex_;
+  std::map<uint32_t, LayerNeed> needs_;
+  std::vector<ExpertQuantizer> workspaces_;  // not in use
+  BuildReport report_;
 };
 
 // Builds what is missing of the wanted layers and encodings. kCapacity before anything is written

@@ -64,8 +64,8 @@ Result<void> CheckSamePair(const Generation& generation, const Checkpoint& check
   }
   return Fail(
       Status::Data(Text("{} was not built from {}", generation.directory(), checkpoint.path()))
-          .Expected(Text("{}, fingerprint {}", DescribeModel(store),
-                         ToHex(store.identity.source_fingerprint)))
+          .Expected(Text("{}, generation {}, fingerprint {}", DescribeModel(store),
+                         ToHex(generation.id()), ToHex(store.identity.source_fingerprint)))
           .Found(std::move(found))
           .Advice(Text("nothing was loaded or changed; name the store's own checkpoint, or "
                        "`hotplane build {}` into a store",

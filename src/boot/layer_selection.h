@@ -10,6 +10,13 @@
 
 namespace hotplane {
 
+// Experts [begin, end) of each layer.
+struct ExpertRange {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+  bool operator==(const ExpertRange&) const = default;
+};
+
 // Ordinals, ascending, without duplicates. An empty text selects every layer. kUsage for a
 // malformed text, for an ordinal that the model does not have, and when nothing is selected (naming
 // what there is).

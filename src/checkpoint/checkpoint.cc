@@ -177,6 +177,34 @@ Result<std::string> ReadConfig(Env& env, const std::string& folder) {
   return std::string(AsText(bytes));
 }
 
+struct FoundFiles {
+  std::string folder;
+  std::vector<std::string> files;
+  std::optional<ShardIndex> index;
+};
+
+Result<FoundFiles> FindFiles(Env& env, const std::string& path) {
+  HP_ASSIGN(const FileStat stat, env.Stat(path));
+  if (stat.type == FileType::kRegular) return FoundFiles{ParentPath(path), {path}, std::nullopt};
+  if (stat.type != FileType::kDirectory)
+    return Fail(Status::Usage("there is no checkpoint at this path")
+                    .File(path)
+                    .Expected("a folder or a .safetensors file")
+                    .Found(stat.type == FileType::kInvalid ? "nothing" : "neither"));
+  FoundFiles found{path, {}, std::nullopt};
+  const std::string index_path = JoinPath(path, kShardIndexName);
+  HP_ASSIGN(const FileStat index_stat, env.Stat(index_path));
+  if (index_stat.type != FileType::kRegular) {
+    HP_ASSIGN(const std::string name, FindSingleFile(env, path));
+    found.files.push_back(JoinPath(path, name));
+    return found;
+  }
+  HP_ASSIGN(const std::vector<std::byte> text, ReadWholeFile(env, index_path, kIndexBytesMax));
+  HP_ASSIGN(found.index, ParseShardIndex(AsText(text), index_path));
+  for (const std::string& shard : found.index->shards) found.files.push_back(JoinPath(path, shard));
+  return found;
+}
+
 }  // namespace
 
 struct Checkpoint::State {
@@ -209,41 +237,26 @@ const Tensor* Checkpoint::Find(std::string_view name) const {
   return found != state_->tensors.end() && found->name == name ? &*found : nullptr;
 }
 
+Result<std::vector<std::string>> ListCheckpointFiles(Env& env, const std::string& path) {
+  HP_ASSIGN(FoundFiles found, FindFiles(env, path));
+  return std::move(found.files);
+}
+
 Result<Checkpoint> Checkpoint::Open(Env& env, const std::string& path) {
-  HP_ASSIGN(const FileStat stat, env.Stat(path));
+  HP_ASSIGN(FoundFiles found, FindFiles(env, path));
   auto state = std::make_unique<State>();
   state->env = &env;
   state->path = path;
-  std::string folder = path;
-  std::optional<ShardIndex> index;
-  const std::string index_path = JoinPath(path, kShardIndexName);
-  if (stat.type == FileType::kRegular) {
-    folder = ParentPath(path);
-    state->files.push_back(path);
-  } else if (stat.type == FileType::kDirectory) {
-    HP_ASSIGN(const FileStat index_stat, env.Stat(index_path));
-    if (index_stat.type == FileType::kRegular) {
-      HP_ASSIGN(const std::vector<std::byte> text, ReadWholeFile(env, index_path, kIndexBytesMax));
-      HP_ASSIGN(index, ParseShardIndex(AsText(text), index_path));
-      for (const std::string& shard : index->shards) state->files.push_back(JoinPath(path, shard));
-    } else {
-      HP_ASSIGN(const std::string name, FindSingleFile(env, path));
-      state->files.push_back(JoinPath(path, name));
-    }
-  } else {
-    return Fail(Status::Usage("there is no checkpoint at this path")
-                    .File(path)
-                    .Expected("a folder or a .safetensors file")
-                    .Found(stat.type == FileType::kInvalid ? "nothing" : "neither"));
-  }
+  state->files = std::move(found.files);
   for (uint32_t i = 0; i < state->files.size(); ++i) {
     Shard shard = {.path = state->files[i]};
     HP_TRY(ReadHeader(env, i, shard, state->tensors));
     state->stats.push_back(shard.stat);
   }
   HP_TRY(SortAndRefuseTwins(state->tensors, state->files));
-  if (index) HP_TRY(CheckIndex(*index, state->tensors, state->files, index_path));
-  HP_ASSIGN(state->config_text, ReadConfig(env, folder));
+  if (found.index)
+    HP_TRY(CheckIndex(*found.index, state->tensors, state->files, JoinPath(path, kShardIndexName)));
+  HP_ASSIGN(state->config_text, ReadConfig(env, found.folder));
   state->open.resize(state->files.size());
   return Checkpoint(std::move(state));
 }

@@ -56,6 +56,10 @@ Result<std::vector<Tensor>> ParseSafetensorsHeader(std::string_view header, uint
                                                    const std::string& file);
 inline constexpr uint64_t kSafetensorsHeaderBytesMax = 100'000'000;
 
+// The safetensors files of the checkpoint at `path` (as Checkpoint::Open takes it), found without
+// opening any of them: the index is read where there is one. kUsage when there is no checkpoint.
+Result<std::vector<std::string>> ListCheckpointFiles(Env& env, const std::string& path);
+
 // Immutable after Open; thread-safe. Shards are opened on first read of a tensor in them, once.
 class Checkpoint {
  public:

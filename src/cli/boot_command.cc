@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/format_text.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -6,50 +8,94 @@
 #include "engine/engine.h"
 
 namespace hotplane::cli {
+namespace {
 
-Result<void> RunBoot(const Context& context) {
+bool Wants(const Options& options, Tier tier) {
+  return std::find(options.tiers.begin(), options.tiers.end(), tier) != options.tiers.end();
+}
+
+EngineOptions ToEngineOptions(const Context& context, Progress* progress) {
   const Options& options = context.options;
-  Progress progress;
-  EngineOptions engine_options;
-  engine_options.store_directory = options.path;
-  engine_options.generation_prefix = options.generation;
-  engine_options.worker_count = options.workers;
-  engine_options.boot.layers = options.layers;
-  engine_options.boot.map = options.map;
-  engine_options.boot.verify = options.verify;
-  engine_options.boot.cancel = &context.cancel;
-  engine_options.boot.progress = &progress;
-  engine_options.measure_limit = true;
-  HP_ASSIGN(const std::unique_ptr<Engine> engine, Engine::Open(PosixEnv(), engine_options));
-  if (!options.verify) Log(LogLevel::kWarning, "--verify none: no byte is checked");
-  {
-    const ProgressDisplay display(progress, options.common, options.stall_seconds);
-    HP_TRY(engine->Boot([](const BootedLayer& layer) {
-      Log(LogLevel::kDebug, "layer {} (model's {}) ready", layer.ordinal, layer.model_index);
-    }));
-  }
-  const BootReport& report = engine->report();
-  if (options.common.json) {
-    PrintLine(engine->ReportJson());
-    return {};
-  }
-  if (options.common.quiet) return {};
-  const double limit = engine->limit_bytes_per_second();
+  EngineOptions engine;
+  engine.store_directory = options.path;
+  engine.generation_prefix = options.generation;
+  engine.checkpoint = options.checkpoint;
+  engine.no_build = options.no_build;
+  engine.worker_count = options.workers;
+  engine.base = Wants(options, Tier::kBase);
+  engine.delta = Wants(options, Tier::kDelta);
+  engine.delta_layers = options.delta_layers;
+  engine.no_delta_layers = options.no_delta_layers;
+  engine.delta_encodings = options.delta_encodings;
+  engine.base_residency = options.base_residency;
+  engine.reserve_bytes = options.reserve_bytes;
+  engine.experts = options.experts;
+  engine.zero_mode = options.zero_mode_given;
+  engine.dry_run = options.dry_run;
+  engine.measure_limit = true;
+  engine.boot.layers = options.layers;
+  engine.boot.map = options.map;
+  engine.boot.verify = options.verify;
+  engine.boot.cancel = &context.cancel;
+  engine.boot.progress = progress;
+  engine.boot.memory_limit_bytes = options.memory_bytes;
+  engine.build.worker_count = options.workers;
+  engine.build.batch_size = options.batch;
+  engine.build.staging_limit_bytes = options.staging_limit_bytes;
+  engine.build.no_lock = options.no_lock;
+  engine.build.kernels = &context.kernels;
+  return engine;
+}
+
+void PrintReport(const Engine& engine) {
+  const BootReport& report = engine.report();
+  const double limit = engine.limit_bytes_per_second();
   const double rate =
       report.seconds_land > 0 ? static_cast<double>(report.bytes_read) / report.seconds_land : 0;
+  if (engine.plan().builds()) {
+    const BuildReport build = engine.build_report();
+    PrintLine(Text("built {} layers: read {} of the checkpoint, wrote {}", build.layers_built,
+                   FormatBytes(build.bytes_read), FormatBytes(build.bytes_built)));
+  }
   PrintLine(Text("booted {} layers, {}{}, in {}: plan {}, allocate {}, land {}",
                  report.layers_total, FormatBytes(report.bytes_read),
                  report.bytes_verified == report.bytes_read ? ", every byte verified" : "",
                  FormatSeconds(report.seconds), FormatSeconds(report.seconds_plan),
                  FormatSeconds(report.seconds_allocate), FormatSeconds(report.seconds_land)));
-  PrintLine(Text("{} landing, {:.0f}% of the {} that this memory gives; first layer after {}",
-                 FormatRate(report.bytes_read, report.seconds_land),
-                 limit > 0 ? 100 * rate / limit : 0, FormatRate(static_cast<uint64_t>(limit), 1),
-                 FormatSeconds(report.sources.front().seconds_ready)));
+  if (!report.sources.empty())
+    PrintLine(Text("{} landing, {:.0f}% of the {} that this memory gives; first layer after {}",
+                   FormatRate(report.bytes_read, report.seconds_land),
+                   limit > 0 ? 100 * rate / limit : 0, FormatRate(static_cast<uint64_t>(limit), 1),
+                   FormatSeconds(report.sources.front().seconds_ready)));
   if (report.bytes_skipped > 0)
-    PrintLine(Text("skipped {}: the delta tier is present and not read",
-                   FormatBytes(report.bytes_skipped)));
+    PrintLine(Text("skipped {}: there, and not needed ({})", FormatBytes(report.bytes_skipped),
+                   engine.plan().entries[1].reason));
   for (const std::string& warning : report.warnings) PrintLine("warning: " + warning);
+}
+
+}  // namespace
+
+Result<void> RunBoot(const Context& context) {
+  const Options& options = context.options;
+  Progress progress;
+  if (!options.verify) Log(LogLevel::kWarning, "--verify none: no byte is checked");
+  std::unique_ptr<Engine> engine;
+  {
+    const ProgressDisplay display(progress, options.common, options.stall_seconds);
+    HP_ASSIGN(engine, Engine::Open(PosixEnv(), ToEngineOptions(context, &progress)));
+    HP_TRY(engine->Plan());
+    if (!options.dry_run)
+      HP_TRY(engine->Boot([](const BootedLayer& layer) {
+        Log(LogLevel::kDebug, "layer {} (model's {}) ready", layer.ordinal, layer.model_index);
+      }));
+  }
+  if (options.dry_run) {
+    PrintLine(options.common.json ? engine->PlanJson() : PlanTable(engine->plan()));
+  } else if (options.common.json) {
+    PrintLine(engine->ReportJson());
+  } else if (!options.common.quiet) {
+    PrintReport(*engine);
+  }
   return {};
 }
 

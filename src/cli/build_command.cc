@@ -18,6 +18,7 @@ Result<void> RunBuild(const Context& context) {
   build.encodings = options.encodings;
   build.zero_mode = options.zero_mode;
   build.worker_count = options.workers;
+  build.batch_size = options.batch;
   build.staging_limit_bytes = options.staging_limit_bytes;
   build.no_lock = options.no_lock;
   build.kernels = &context.kernels;

@@ -1,6 +1,7 @@
 #include "cli/options.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 
 #include "base/format_text.h"
 #include "base/units.h"
@@ -15,6 +16,7 @@ struct EnvironmentTwin {
 };
 constexpr EnvironmentTwin kTwins[] = {
     {"HOTPLANE_WORKERS", "VLLM_MOE_W2_BUILD_WORKERS"},
+    {"HOTPLANE_BATCH", "VLLM_MOE_W2_BUILD_BATCH_SIZE"},
     {"HOTPLANE_ZERO_MODE", "VLLM_MOE_W2_ZERO_MODE"},
 };
 
@@ -35,8 +37,12 @@ void HonourReferenceVariables(std::vector<std::string>* notes) {
 // Texts as they came; turned into Options after parsing, with our own messages.
 struct Raw {
   std::string tiers;
-  std::string delta = "quintal";
-  std::string zero_mode = "auto";
+  std::string delta;      // empty: quintal; of a boot either encoding that is there
+  std::string zero_mode;  // empty: auto; of a boot the generation's
+  std::string base = "auto";
+  std::string memory = "auto";
+  std::string reserve = "0";
+  std::string experts;
   std::string staging_limit = "auto";
   std::string verify = "all";
   std::string shard_size = "4G";
@@ -63,8 +69,10 @@ class Parser {
   void AddTrace(CLI::App* app);
   void AddGeneration(CLI::App* app);
   void AddWorkers(CLI::App* app);
+  void AddBuilding(CLI::App* app);
   Result<void> Finish();
   Result<void> FinishTiers();
+  Result<void> FinishBoot();
 
   CLI::App app_{
       "hotplane quantizes the routed experts of a Mixture-of-Experts checkpoint once and "
@@ -120,19 +128,28 @@ void Parser::AddBuild() {
   app->add_option("--tiers", raw_.tiers, "base,delta")
       ->default_str("base,delta")
       ->envname("HOTPLANE_TIERS");
+  AddBuilding(app);
+}
+
+// What `build` takes, and `boot` for what it may have to build.
+void Parser::AddBuilding(CLI::App* app) {
   app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
-      ->capture_default_str()
+      ->default_str("quintal")
       ->envname("HOTPLANE_DELTA");
   app->add_option("--zero-mode", raw_.zero_mode, "Sign of exact zeros: auto, sign or alt")
-      ->capture_default_str()
+      ->default_str("auto")
       ->envname("HOTPLANE_ZERO_MODE");
   AddWorkers(app);
+  app->add_option("--batch", options_.batch, "Layers that begin to be built together")
+      ->capture_default_str()
+      ->envname("HOTPLANE_BATCH")
+      ->check(CLI::Range(1, 100000));
   app->add_option("--staging-limit", raw_.staging_limit,
                   "Memory for tensors in flight, such as 512M or 2G")
       ->capture_default_str()
       ->envname("HOTPLANE_STAGING_LIMIT");
   app->add_option("--stall-timeout", options_.stall_seconds,
-                  "Seconds without progress after which the build gives up; 0: never")
+                  "Seconds without progress after which it gives up; 0: never")
       ->capture_default_str()
       ->envname("HOTPLANE_STALL_TIMEOUT")
       ->check(CLI::NonNegativeNumber);
@@ -142,16 +159,35 @@ void Parser::AddBuild() {
 }
 
 void Parser::AddBoot() {
-  CLI::App* const app =
-      AddCommand(Command::kBoot, "boot", "Boot a store's base tier, report, and release the memory",
-                 "hotplane boot /store");
+  CLI::App* const app = AddCommand(
+      Command::kBoot, "boot", "Boot a store, building what is missing; report; release the memory",
+      "hotplane boot /store --checkpoint /models/DeepSeek-V4-Flash");
   app->add_option("DIR", options_.path, "The store")->required();
+  CLI::Option* const checkpoint =
+      app->add_option("--checkpoint", options_.checkpoint,
+                      "Build from it what the store lacks; not opened when nothing is");
+  app->add_flag("--no-build", options_.no_build, "Refuse instead of building")
+      ->excludes(checkpoint);
   AddGeneration(app);
   app->add_option("--layers", options_.layers, "A-B, a list such as 0,4-7, main, or mtp");
-  app->add_flag("--map", options_.map, "Serve from the page cache instead of own memory");
+  app->add_option("--experts", raw_.experts, "A-B: only these experts of each layer");
+  app->add_option("--tiers", raw_.tiers, "base,delta; base where there is no --checkpoint")
+      ->default_str("base,delta")
+      ->envname("HOTPLANE_TIERS");
+  app->add_option("--delta-layers", options_.delta_layers,
+                  "Layers whose delta tier is wanted; all of them otherwise");
+  app->add_option("--no-delta-layers", options_.no_delta_layers,
+                  "Layers whose delta tier is not wanted");
+  app->add_option("--base", raw_.base,
+                  "Where the base lives: device, host, or auto (the host takes what does not fit)")
+      ->capture_default_str();
+  app->add_option("--memory", raw_.memory, "Device memory to use")->capture_default_str();
+  app->add_option("--reserve", raw_.reserve, "Of it, how much stays free")->capture_default_str();
+  app->add_flag("--map", options_.map, "Serve from the page cache: --base host");
   app->add_option("--verify", raw_.verify, "Which chunks to verify: all or none")
       ->capture_default_str();
-  AddWorkers(app);
+  app->add_flag("--dry-run", options_.dry_run, "Print the plan; read no data, change nothing");
+  AddBuilding(app);
   AddTrace(app);
 }
 
@@ -219,7 +255,7 @@ void Parser::AddSynth() {
       ->check(CLI::Range(1, 1000));
   app->add_option("--tiers", raw_.tiers, "base,delta; of a store")->default_str("base");
   app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
-      ->capture_default_str();
+      ->default_str("quintal");
   app->add_option("--checkpoint", options_.checkpoint_format,
                   "Write a checkpoint instead of a store: mxfp4 or bf16");
   app->add_option("--mtp", options_.mtp_count, "MTP layers of an mxfp4 checkpoint, further ones")
@@ -266,9 +302,18 @@ Parser::Parser() {
 }
 
 Result<void> Parser::FinishTiers() {
-  const bool build = options_.command == Command::kBuild;
+  // A boot with a checkpoint at hand completes the store as a build would.
+  const bool both = options_.command == Command::kBuild ||
+                    (options_.command == Command::kBoot && !options_.checkpoint.empty());
   std::string_view rest = raw_.tiers;
-  if (raw_.tiers.empty()) rest = build ? "base,delta" : "base";
+  if (raw_.tiers.empty()) rest = both ? "base,delta" : "base";
+  options_.delta_encodings = {Encoding::kDeltaQuintal, Encoding::kDeltaNibble};
+  if (raw_.delta.empty()) {
+    raw_.delta = "quintal";
+  } else {
+    options_.delta_encodings = {raw_.delta == "nibble" ? Encoding::kDeltaNibble
+                                                       : Encoding::kDeltaQuintal};
+  }
   if (raw_.delta != "quintal" && raw_.delta != "nibble")
     return Fail(Status::Usage(Text("--delta {}", raw_.delta)).Expected("quintal or nibble"));
   while (true) {
@@ -289,13 +334,45 @@ Result<void> Parser::FinishTiers() {
   }
 }
 
+Result<void> Parser::FinishBoot() {
+  const std::optional<Residency> residency = ParseResidency(raw_.base);
+  if (!residency)
+    return Fail(Status::Usage(Text("--base {}", raw_.base)).Expected("device, host or auto"));
+  options_.base_residency = *residency;
+  if (options_.map) options_.base_residency = Residency::kHost;
+  if (raw_.memory != "auto") {
+    HP_ASSIGN(options_.memory_bytes, ParseSize(raw_.memory));
+    if (options_.memory_bytes == 0)
+      return Fail(Status::Usage("--memory 0").Expected("a size above 0, or auto"));
+  }
+  if (raw_.reserve != "auto") {
+    HP_ASSIGN(options_.reserve_bytes, ParseSize(raw_.reserve));
+  }
+  if (raw_.experts.empty()) return {};
+  const char* const end = raw_.experts.data() + raw_.experts.size();
+  ExpertRange range;
+  const auto first = std::from_chars(raw_.experts.data(), end, range.begin);
+  auto last = first;
+  if (first.ec == std::errc() && first.ptr != end && *first.ptr == '-')
+    last = std::from_chars(first.ptr + 1, end, range.end);
+  if (last.ec != std::errc() || last.ptr != end || last.ptr == first.ptr ||
+      range.end < range.begin || range.end == UINT32_MAX)
+    return Fail(Status::Usage(Text("--experts {}", raw_.experts)).Expected("A-B, A not above B"));
+  ++range.end;
+  options_.experts = range;
+  return {};
+}
+
 Result<void> Parser::Finish() {
   HP_TRY(FinishTiers());
-  const std::optional<ZeroMode> zero_mode = ParseZeroMode(raw_.zero_mode);
-  if (!zero_mode)
-    return Fail(
-        Status::Usage(Text("--zero-mode {}", raw_.zero_mode)).Expected("auto, sign or alt"));
-  options_.zero_mode = *zero_mode;
+  if (!raw_.zero_mode.empty()) {
+    options_.zero_mode_given = ParseZeroMode(raw_.zero_mode);
+    if (!options_.zero_mode_given)
+      return Fail(
+          Status::Usage(Text("--zero-mode {}", raw_.zero_mode)).Expected("auto, sign or alt"));
+    options_.zero_mode = *options_.zero_mode_given;
+  }
+  HP_TRY(FinishBoot());
   if (raw_.staging_limit != "auto") {
     HP_ASSIGN(options_.staging_limit_bytes, ParseSize(raw_.staging_limit));
     if (options_.staging_limit_bytes == 0)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "boot/plan.h"
 #include "format/kinds.h"
 
 namespace hotplane::cli {
@@ -53,6 +54,18 @@ struct Options {
   bool dry_run = false;
   std::string trace;  // build, boot: file to write; report: file to read; empty: none
 
+  std::string checkpoint;  // boot: path; empty: none at hand
+  bool no_build = false;
+  std::optional<ZeroMode> zero_mode_given;  // none: the default
+  size_t batch = 12;
+  std::vector<Encoding> delta_encodings;  // boot: in order of preference
+  std::string delta_layers;
+  std::string no_delta_layers;
+  Residency base_residency = Residency::kAuto;
+  uint64_t memory_bytes = 0;  // 0: what the machine has available
+  uint64_t reserve_bytes = 0;
+  std::optional<ExpertRange> experts;
+
   uint32_t layer = 0;  // export
   std::string part;
   std::optional<uint32_t> expert;
@@ -75,9 +88,9 @@ struct ParseOutcome {
   std::vector<std::string> notes;  // which environment variable set what; for the log
 };
 
-// Options have environment twins HOTPLANE_<OPTION>; VLLM_MOE_W2_BUILD_WORKERS and
-// VLLM_MOE_W2_ZERO_MODE are honoured where neither the option nor its twin is given. Unknown and
-// repeated options are errors.
+// Options have environment twins HOTPLANE_<OPTION>; VLLM_MOE_W2_BUILD_WORKERS,
+// VLLM_MOE_W2_BUILD_BATCH_SIZE and VLLM_MOE_W2_ZERO_MODE are honoured where neither the option nor
+// its twin is given. Unknown and repeated options are errors.
 ParseOutcome ParseCommandLine(int argc, char** argv);
 
 }  // namespace hotplane::cli

@@ -1,36 +1,375 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/topology.h"
 #include "base/units.h"
+#include "boot/describe.h"
+#include "boot/layer_selection.h"
 #include "boot/limits.h"
+#include "boot/plan_facts.h"
+#include "boot/source_stamp.h"
 #include "engine/report_json.h"
 
 namespace hotplane {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
 
 Engine::~Engine() = default;
 
 Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& options) {
-  std::unique_ptr<Engine> engine(new Engine);
-  engine->options_ = options;
-  HP_ASSIGN(const Store store, Store::Open(env, options.store_directory));
-  HP_ASSIGN(Generation generation, store.OpenGeneration(options.generation_prefix));
-  engine->generation_ = std::make_unique<Generation>(std::move(generation));
+  std::unique_ptr<Engine> engine(new Engine(env, options));
   engine->pool_ = std::make_unique<WorkerPool>(options.worker_count);
+  HP_TRY(engine->OpenGeneration());
+  if (engine->generation_ != nullptr) {
+    engine->manifest_ = engine->generation_->manifest();
+    const ZeroMode stored = engine->manifest_.identity.zero_mode;
+    if (options.zero_mode && *options.zero_mode != stored)
+      return Fail(Status::Usage("the generation was built with another --zero-mode")
+                      .File(engine->generation_->directory())
+                      .Expected(std::string(ZeroModeName(*options.zero_mode)))
+                      .Found(std::string(ZeroModeName(stored)))
+                      .Advice("leave --zero-mode out, or `hotplane build` with it first"));
+  }
+  engine->generation_id_ = GenerationOf(engine->manifest_.identity);
   return engine;
 }
 
+Result<void> Engine::OpenGeneration() {
+  const Result<Store> store = Store::Open(env_, options_.store_directory);
+  const bool may_build = !options_.checkpoint.empty() && !options_.no_build;
+  std::vector<Digest128> ids;
+  if (store) {
+    HP_ASSIGN(ids, store->ListGenerations());
+  }
+  if (ids.empty() && may_build && options_.generation_prefix.empty()) return CreateGeneration();
+  if (!store) return Fail(store.error());
+  if (ids.size() > 1 && options_.generation_prefix.empty() && !options_.checkpoint.empty())
+    return OpenByCheckpoint(*store, ids);
+  HP_ASSIGN(Generation generation, store->OpenGeneration(options_.generation_prefix));
+  generation_ = std::make_unique<Generation>(std::move(generation));
+  return {};
+}
+
+// Of several generations the one that was built from this checkpoint; never a guess.
+Result<void> Engine::OpenByCheckpoint(const Store& store, const std::vector<Digest128>& ids) {
+  HP_TRY(EnsureCold(/*may_write=*/true));
+  std::vector<Digest128> mine;
+  for (const ZeroMode mode : {ZeroMode::kAuto, ZeroMode::kSign, ZeroMode::kAlternate}) {
+    if (options_.zero_mode && *options_.zero_mode != mode) continue;
+    const Digest128 id = GenerationOf(cold_->MakeManifestFor(mode).identity);
+    if (std::find(ids.begin(), ids.end(), id) != ids.end()) mine.push_back(id);
+  }
+  HP_ASSIGN(Generation generation,
+            store.OpenGeneration(mine.size() == 1 ? ToHex(mine.front()) : std::string()));
+  generation_ = std::make_unique<Generation>(std::move(generation));
+  return {};
+}
+
+Result<void> Engine::CreateGeneration() {
+  HP_TRY(EnsureCold(/*may_write=*/true));
+  manifest_ = cold_->MakeManifestFor(options_.zero_mode.value_or(ZeroMode::kAuto));
+  if (options_.dry_run) return {};
+  HP_ASSIGN(Generation generation,
+            Store::OpenOrCreateGeneration(env_, options_.store_directory, manifest_));
+  generation_ = std::make_unique<Generation>(std::move(generation));
+  return {};
+}
+
+Result<void> Engine::EnsureCold(bool may_write) {
+  if (cold_ == nullptr) {
+    if (options_.boot.progress != nullptr)
+      options_.boot.progress->Begin("fingerprinting the checkpoint", 0);
+    HP_ASSIGN(cold_, ColdLayers::Open(env_, options_.checkpoint));
+  }
+  if (paired_ || generation_ == nullptr) return {};
+  HP_TRY(cold_->Pair(*generation_, may_write && !options_.dry_run));
+  // The manifest holds what the config tells beside the weights: the store checks that too.
+  if (cold_->MakeManifestFor(generation_->manifest().identity.zero_mode) !=
+      generation_->manifest()) {
+    HP_TRY(Store::OpenOrCreateGeneration(
+        env_, options_.store_directory,
+        cold_->MakeManifestFor(generation_->manifest().identity.zero_mode)));
+  }
+  paired_ = true;
+  return {};
+}
+
+// Everything is there and a checkpoint was named: is it this store's? Its shards are opened only
+// when they do not look like those that the store was built from.
+Result<void> Engine::ComparePresent() {
+  if (paired_) return {};
+  const Result<std::string> stamp = MakeSourceStamp(env_, options_.checkpoint);
+  if (stamp && MatchesSourceStamp(*generation_, *stamp)) {
+    Log(LogLevel::kInfo,
+        "the store is complete and {} has not changed since it was built from: "
+        "no shard is opened",
+        options_.checkpoint);
+    return {};
+  }
+  const Result<void> opened =
+      stamp ? EnsureCold(/*may_write=*/false) : Result<void>(Fail(stamp.error()));
+  if (opened) return {};
+  if (opened.error().code() == StatusCode::kData) return opened;
+  Warn(Text("the store is complete; {} could not be compared with it: {}", options_.checkpoint,
+            opened.error().what()));
+  return {};
+}
+
+Result<PlanConfig> Engine::MakeConfig() const {
+  PlanConfig config;
+  HP_ASSIGN(config.layers, SelectLayers(options_.boot.layers, manifest_));
+  config.base = options_.base;
+  if (options_.delta) {
+    std::vector<uint32_t> without;
+    if (!options_.no_delta_layers.empty()) {
+      HP_ASSIGN(without, SelectLayers(options_.no_delta_layers, manifest_));
+    }
+    HP_ASSIGN(const std::vector<uint32_t> wanted, SelectLayers(options_.delta_layers, manifest_));
+    for (const uint32_t layer : wanted)
+      if (std::binary_search(config.layers.begin(), config.layers.end(), layer) &&
+          !std::binary_search(without.begin(), without.end(), layer))
+        config.delta_layers.push_back(layer);
+  }
+  config.delta_encodings = options_.delta_encodings;
+  config.base_residency = options_.boot.map ? Residency::kHost : options_.base_residency;
+  config.device_bytes = options_.boot.memory_limit_bytes != 0 ? options_.boot.memory_limit_bytes
+                                                              : ReadMemoryLimit().available_bytes;
+  config.reserve_bytes = options_.reserve_bytes;
+  config.experts = options_.experts;
+  config.no_build = options_.no_build;
+  config.shard_rank = options_.shard_rank;
+  config.shard_world = options_.shard_world;
+  return config;
+}
+
+Result<void> Engine::Plan() {
+  HP_CHECK(!plan_);
+  const auto start = Clock::now();
+  HP_ASSIGN(config_, MakeConfig());
+  StoreProbe probe;
+  if (generation_ != nullptr) {
+    probe = ProbeStore(*generation_, *config_);
+  } else {
+    probe.complete = false;
+    probe.facts.directory = options_.store_directory;
+    probe.facts.manifest = manifest_;
+    probe.facts.layers.resize(manifest_.layers.size());
+  }
+  if (!options_.checkpoint.empty() && !options_.no_build) {
+    if (probe.complete) {
+      HP_TRY(ComparePresent());
+    } else {
+      HP_TRY(EnsureCold(/*may_write=*/true));
+      probe.facts.checkpoint = cold_->facts();
+      if (!options_.dry_run && !options_.build.no_lock)
+        probe.facts.store_writable = StoreWritable(*generation_, config_->layers.front());
+    }
+  }
+  HP_ASSIGN(plan_, PlanBoot(probe.facts, *config_));
+  for (const std::string& warning : plan_->warnings) Warn(warning);
+  for (const PlanEntry& entry : plan_->entries)
+    if (entry.encoding == Encoding::kBase && entry.action != PlanAction::kSkip)
+      bases_.push_back(&entry);
+  std::lock_guard lock(mutex_);
+  layers_.reserve(bases_.size());
+  report_.bytes_metadata = probe.bytes_metadata;
+  report_.seconds_plan = SecondsSince(start);
+  return {};
+}
+
+Result<void> Engine::StartBuilds() {
+  if (!plan_->builds()) return {};
+  std::map<uint32_t, std::vector<Encoding>> needs;
+  for (const PlanEntry& entry : plan_->entries)
+    if (entry.action == PlanAction::kBuild) needs[entry.layer].push_back(entry.encoding);
+  BuildOptions build = options_.build;
+  build.zero_mode = manifest_.identity.zero_mode;
+  build.cancel = options_.boot.cancel;
+  build.progress = options_.boot.progress;
+  if (build.staging_limit_bytes == 0) {
+    // A quarter of what the planes leave.
+    const uint64_t available = ReadMemoryLimit().available_bytes;
+    build.staging_limit_bytes =
+        (available - std::min(available, plan_->bytes_device)) / 4 + 64 * kMiB;
+  }
+  if (build.progress != nullptr)
+    build.progress->Begin("building and booting", plan_->bytes_checkpoint + plan_->bytes_store);
+  std::vector<uint32_t> bases;
+  for (const PlanEntry* entry : bases_) bases.push_back(entry->layer);
+  return cold_->Start(*generation_, build, needs, bases);
+}
+
 Result<void> Engine::Boot(const LayerReady& on_layer_ready) {
-  HP_CHECK(session_ == nullptr);
-  options_.boot.pool = pool_.get();
-  HP_ASSIGN(session_, BootSession::Open(*generation_, options_.boot));
-  HP_TRY(session_->Run(on_layer_ready));
+  HP_CHECK(!ended_ && !options_.dry_run);
+  on_layer_ready_ = &on_layer_ready;
+  const double planned_seconds = plan_ ? report_.seconds_plan : 0;
+  const auto start = Clock::now();
+  const Result<void> booted = [&]() -> Result<void> {
+    if (!plan_) HP_TRY(Plan());
+    HP_TRY(StartBuilds());
+    HP_TRY(BootBases());
+    if (cold_ != nullptr && cold_->started()) HP_TRY(cold_->queue().Finish());
+    return {};
+  }();
+  on_layer_ready_ = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    if (!booted) failure_ = booted.error();
+    if (plan_) {
+      report_.layers_total = plan_->layers_total;
+      report_.bytes_needed = plan_->bytes_store;
+      report_.bytes_skipped = plan_->bytes_skipped;
+    }
+    report_.seconds = planned_seconds + SecondsSince(start);
+  }
+  published_.notify_all();
+  HP_TRY(booted);
   if (options_.measure_limit) MeasureLimit();
   return {};
+}
+
+// Runs of layers that are ready at the moment and live in the same place, one session each, in
+// order; where the next layer is still being built, it is waited for.
+Result<void> Engine::BootBases() {
+  const auto start = Clock::now();
+  while (layers_.size() < bases_.size()) {
+    const size_t begin = layers_.size();
+    if (bases_[begin]->action == PlanAction::kBuild)
+      HP_TRY(cold_->queue().Wait(bases_[begin]->layer));
+    seconds_since_boot_began_ = SecondsSince(start);
+    HP_TRY(BootSegment(begin, SegmentEnd(begin)));
+  }
+  return {};
+}
+
+size_t Engine::SegmentEnd(size_t begin) const {
+  size_t end = begin + 1;
+  while (end < bases_.size() && bases_[end]->residency == bases_[begin]->residency &&
+         (bases_[end]->action != PlanAction::kBuild || cold_->queue().IsBuilt(bases_[end]->layer)))
+    ++end;
+  return end;
+}
+
+Result<void> Engine::BootSegment(size_t begin, size_t end) {
+  const Result<void> ran = RunSession(begin, end);
+  return ran ? ran : Recover(ran.error());
+}
+
+Result<void> Engine::RunSession(size_t begin, size_t end) {
+  BootOptions options = options_.boot;
+  options.pool = pool_.get();
+  options.map = bases_[begin]->residency == Residency::kHost;
+  options.experts = options_.experts;
+  options.layers.clear();
+  for (size_t i = begin; i < end; ++i)
+    options.layers += Text("{}{}", i == begin ? "" : ",", bases_[i]->layer);
+  // Building and landing share one account of what is done.
+  const bool building = cold_ != nullptr && cold_->started();
+  if (building) options.progress = nullptr;
+  HP_ASSIGN(std::unique_ptr<BootSession> session, BootSession::Open(*generation_, options));
+  const double start_seconds = seconds_since_boot_began_;
+  const Result<void> ran = session->Run([&](const BootedLayer& layer) {
+    if (building && options_.boot.progress != nullptr)
+      options_.boot.progress->Add(bases_[layers_.size()]->bytes_store);
+    Publish(layer);
+  });
+  AddReport(*session, start_seconds, begin);
+  sessions_.push_back(std::move(session));
+  return ran;
+}
+
+void Engine::Publish(const BootedLayer& layer) {
+  {
+    std::lock_guard lock(mutex_);
+    layers_.push_back(layer);
+  }
+  published_.notify_all();
+  if (on_layer_ready_ != nullptr && *on_layer_ready_) (*on_layer_ready_)(layer);
+}
+
+// What a failed session read of layers that it did not publish is read again by the next one.
+void Engine::AddReport(const BootSession& session, double start_seconds, size_t published_before) {
+  const BootReport& part = session.report();
+  const size_t published_count = session.layers().size();
+  uint64_t published_bytes = 0;
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < published_count; ++i) {
+    BootReport::LayerSource source = part.sources[i];
+    source.seconds_ready += start_seconds;
+    published_bytes += source.bytes;
+    report_.sources.push_back(source);
+  }
+  HP_CHECK(layers_.size() == published_before + published_count);
+  const uint64_t read_bytes = std::min(part.bytes_read, published_bytes);
+  report_.bytes_read += read_bytes;
+  report_.bytes_reread += part.bytes_reread + (part.bytes_read - read_bytes);
+  report_.bytes_verified += std::min(part.bytes_verified, read_bytes);
+  report_.bytes_metadata += part.bytes_metadata;
+  report_.seconds_allocate += part.seconds_allocate;
+  report_.seconds_land += part.seconds_land;
+  report_.seconds_plan += part.seconds_plan;
+  report_.warnings.insert(report_.warnings.end(), part.warnings.begin(), part.warnings.end());
+}
+
+// The error of a layer file for which there is a remedy: the layer is built again, once.
+Result<void> Engine::Recover(const Status& error) {
+  const bool of_file = error.code() == StatusCode::kData || error.code() == StatusCode::kSystem;
+  const auto bad = std::find_if(bases_.begin(), bases_.end(), [&](const PlanEntry* entry) {
+    return generation_->LayerPath(entry->layer, Encoding::kBase) == error.file();
+  });
+  if (!of_file || bad == bases_.end() || options_.checkpoint.empty() || options_.no_build)
+    return Fail(error);
+  const uint32_t layer = (*bad)->layer;
+  if (!rebuilt_.insert(layer).second) return Fail(error);
+  Warn(Text("layer {} is built again from the checkpoint: {}", layer, error.what()));
+  const Result<void> rebuilt = [&]() -> Result<void> {
+    HP_TRY(EnsureCold(/*may_write=*/true));
+    if (!cold_->started()) {
+      BuildOptions build = options_.build;
+      build.zero_mode = manifest_.identity.zero_mode;
+      build.cancel = options_.boot.cancel;
+      HP_TRY(cold_->Start(*generation_, build, {}, {layer}));
+    }
+    return cold_->Rebuild(layer);
+  }();
+  if (rebuilt) return {};
+  Log(LogLevel::kError, "{}", error.ToString());
+  return Fail(
+      Status(rebuilt.error()).Because(Text("layer {} is bad and was not built again", layer)));
+}
+
+Result<const BootedLayer*> Engine::WaitLayer(uint32_t ordinal) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    for (const BootedLayer& layer : layers_)
+      if (layer.ordinal == ordinal) return &layer;
+    if (failure_) return Fail(*failure_);
+    if (ended_) break;
+    published_.wait(lock);
+  }
+  return Fail(Status::Usage(Text("layer {} is not among those that this boot publishes", ordinal)));
+}
+
+void Engine::Warn(std::string warning) {
+  Log(LogLevel::kWarning, "{}", warning);
+  std::lock_guard lock(mutex_);
+  report_.warnings.push_back(std::move(warning));
 }
 
 void Engine::MeasureLimit() {
@@ -61,17 +400,14 @@ void Engine::MeasureLimit() {
   }
 }
 
-std::span<const BootedLayer> Engine::layers() const {
-  return session_ == nullptr ? std::span<const BootedLayer>() : session_->layers();
+BuildReport Engine::build_report() const {
+  return cold_ == nullptr ? BuildReport{} : cold_->report();
 }
 
-const BootReport& Engine::report() const {
-  HP_CHECK(session_ != nullptr);
-  return session_->report();
-}
+std::string Engine::PlanJson() const { return BootPlanJson(*plan_, generation_id_); }
 
 std::string Engine::ReportJson() const {
-  return BootReportJson(report(), generation_->id(), limit_bytes_per_second_);
+  return BootReportJson(report_, *plan_, build_report(), generation_id_, limit_bytes_per_second_);
 }
 
 }  // namespace hotplane

@@ -1,50 +1,130 @@
 // Engine: a booted store with everything it stands on. Threads and lifetimes are decided here.
+//
+// Open finds the generation, Plan decides what each layer needs, Boot does it: missing layers are
+// built from the checkpoint by a queue in the background and published, present ones are read
+// meanwhile, and all are handed out in order.
 #pragma once
 
+#include <condition_variable>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/worker_pool.h"
 #include "boot/boot.h"
+#include "boot/build.h"
+#include "boot/plan.h"
+#include "engine/cold_layers.h"
 #include "store/store.h"
 
 namespace hotplane {
 
 struct EngineOptions {
   std::string store_directory;
-  std::string generation_prefix;  // empty: the only one there is
-  size_t worker_count = 0;        // 0: the CPUs this process may use
-  BootOptions boot;               // `pool` is set by the engine
-  bool measure_limit = false;     // also measure what the memory can do, after the boot
+  std::string generation_prefix;  // empty: the only one there is, or the checkpoint's
+  std::string checkpoint;         // empty: none is at hand
+  bool no_build = false;
+  size_t worker_count = 0;  // 0: the CPUs this process may use
+
+  bool base = true;
+  bool delta = false;           // the delta tier is wanted: present, or built
+  std::string delta_layers;     // SelectLayers texts; empty: of all booted layers
+  std::string no_delta_layers;  // of them, those that go without; empty: none
+  std::vector<Encoding> delta_encodings = {Encoding::kDeltaQuintal, Encoding::kDeltaNibble};
+  Residency base_residency = Residency::kAuto;
+  uint64_t reserve_bytes = 0;
+  std::optional<ExpertRange> experts;
+  uint32_t shard_rank = 0;
+  uint32_t shard_world = 1;
+
+  BootOptions boot;    // `pool` is set by the engine; `map`: every base on the host
+  BuildOptions build;  // of what has to be built; `zero_mode` and the tiers are set by the engine
+  std::optional<ZeroMode> zero_mode;  // none: the generation's; kAuto where there is none yet
+  bool dry_run = false;               // nothing is created; Boot must not be called
+  bool measure_limit = false;         // also measure what the memory can do, after the boot
 };
 
 class Engine {
  public:
-  // Opens the store; boots nothing yet.
+  // Opens the store. Where there is none yet and a checkpoint is at hand, makes the generation.
   static Result<std::unique_ptr<Engine>> Open(Env& env, const EngineOptions& options);
   ~Engine();
 
-  // Once. A failure leaves the layers published before it valid until the engine is destroyed.
-  Result<void> Boot(const LayerReady& on_layer_ready);
+  // Probes headers and decides. A complete store needs nothing of the checkpoint: its shards are
+  // compared by the source stamp, without opening them, and fingerprinted where that differs.
+  // kData when the checkpoint is another model's; else as PlanBoot. Once; Boot calls it where that
+  // was not done.
+  Result<void> Plan();
 
+  // Once. A failure leaves the layers published before it valid until the engine is destroyed. A
+  // layer whose file turns out to be bad is built again where a checkpoint is at hand.
+  Result<void> Boot(const LayerReady& on_layer_ready);
+  // From any thread: blocks until Boot published the layer. Its failure, or kUsage for a layer that
+  // this boot does not publish. The pointer is valid until the engine is destroyed.
+  Result<const BootedLayer*> WaitLayer(uint32_t ordinal);
+
+  // REQUIRES options without dry_run.
   const Generation& generation() const { return *generation_; }
+  const Digest128& generation_id() const { return generation_id_; }
   WorkerPool& pool() { return *pool_; }
-  std::span<const BootedLayer> layers() const;
-  // REQUIRES Boot was called.
-  const BootReport& report() const;
+  // REQUIRES Plan or Boot was called.
+  const BootPlan& plan() const { return *plan_; }
+  std::string PlanJson() const;
+  std::span<const BootedLayer> layers() const { return layers_; }
+  // REQUIRES Boot was called. Of all that Boot did; sources by layer in the order of publication.
+  const BootReport& report() const { return report_; }
+  BuildReport build_report() const;
   double limit_bytes_per_second() const { return limit_bytes_per_second_; }  // 0: not measured
   // One JSON object, with the keys that docs/cli.md lists for `boot`. REQUIRES Boot was called.
   std::string ReportJson() const;
 
  private:
-  Engine() = default;
+  Engine(Env& env, const EngineOptions& options) : env_(env), options_(options) {}
+
+  Result<void> OpenGeneration();
+  Result<void> OpenByCheckpoint(const Store& store, const std::vector<Digest128>& ids);
+  Result<void> CreateGeneration();
+  // Opens the checkpoint and proves that it is the generation's; `may_write`: keeps its stamp.
+  Result<void> EnsureCold(bool may_write);
+  Result<void> ComparePresent();
+  Result<PlanConfig> MakeConfig() const;
+  Result<void> StartBuilds();
+  Result<void> BootBases();
+  size_t SegmentEnd(size_t begin) const;
+  Result<void> BootSegment(size_t begin, size_t end);
+  Result<void> RunSession(size_t begin, size_t end);
+  void Publish(const BootedLayer& layer);
+  void AddReport(const BootSession& session, double start_seconds, size_t published_before);
+  Result<void> Recover(const Status& error);
+  void Warn(std::string warning);
   void MeasureLimit();
 
+  Env& env_;
   EngineOptions options_;
   std::unique_ptr<WorkerPool> pool_;
+  Manifest manifest_;
+  Digest128 generation_id_{};
   std::unique_ptr<Generation> generation_;
-  std::unique_ptr<BootSession> session_;
+  std::unique_ptr<ColdLayers> cold_;  // after generation_: it is destroyed first
+  bool paired_ = false;               // cold_ is the generation's source
+  std::optional<PlanConfig> config_;
+  std::optional<BootPlan> plan_;
+  std::vector<const PlanEntry*> bases_;  // entries of plan_ whose layers are published, in order
+  std::set<uint32_t> rebuilt_;
+  std::vector<std::unique_ptr<BootSession>> sessions_;
+  const LayerReady* on_layer_ready_ = nullptr;
+  double seconds_since_boot_began_ = 0;
+
+  std::mutex mutex_;  // guards what follows while Boot runs
+  std::condition_variable published_;
+  std::vector<BootedLayer> layers_;  // reserved up front, so that spans of it stay valid
+  std::optional<Status> failure_;
+  bool ended_ = false;
+  BootReport report_;
   double limit_bytes_per_second_ = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "engine/report_json.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/topology.h"
@@ -28,6 +29,42 @@ std::string Dump(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
+Json EntryJson(const PlanEntry& entry) {
+  Json json = {{"layer", entry.layer},
+               {"model_index", entry.model_index},
+               {"mtp", entry.mtp},
+               {"tier", TierName(TierOf(entry.encoding))},
+               {"encoding", EncodingName(entry.encoding)},
+               {"action", PlanActionName(entry.action)},
+               {"residency", nullptr},
+               {"reason", entry.reason},
+               {"bytes_store", entry.bytes_store},
+               {"bytes_checkpoint", entry.bytes_checkpoint},
+               {"bytes_built", entry.bytes_built},
+               {"bytes_skipped", entry.bytes_skipped}};
+  if (entry.residency != Residency::kInvalid) json["residency"] = ResidencyName(entry.residency);
+  return json;
+}
+
+// Where each published layer came from, and what was done about its delta tier and why.
+Json SourcesJson(const BootReport& report, const BootPlan& plan) {
+  Json sources = Json::array();
+  for (const BootReport::LayerSource& source : report.sources) {
+    const PlanEntry& base = plan.Of(source.ordinal, Tier::kBase);
+    const PlanEntry& delta = plan.Of(source.ordinal, Tier::kDelta);
+    sources.push_back({{"layer", source.ordinal},
+                       {"source", source.source},
+                       {"built", base.action == PlanAction::kBuild},
+                       {"bytes", source.bytes},
+                       {"bytes_cached", source.bytes_cached},
+                       {"bytes_skipped", base.bytes_skipped + delta.bytes_skipped},
+                       {"delta", PlanActionName(delta.action)},
+                       {"delta_reason", delta.reason},
+                       {"seconds_ready", source.seconds_ready}});
+  }
+  return sources;
+}
+
 }  // namespace
 
 std::string BuildReportJson(const BuildReport& report) {
@@ -53,23 +90,28 @@ std::string BuildReportJson(const BuildReport& report) {
   return Dump(json);
 }
 
-std::string BootReportJson(const BootReport& report, const Digest128& generation,
-                           double limit_bytes_per_second) {
+std::string BootReportJson(const BootReport& report, const BootPlan& plan, const BuildReport& build,
+                           const Digest128& generation, double limit_bytes_per_second) {
   Json json;
   json["layers_total"] = report.layers_total;
   json["layers_read"] = report.sources.size();
-  json["layers_built"] = 0;
+  json["layers_built"] = build.layers_built;
+  json["layers_attached"] =
+      std::count_if(plan.entries.begin(), plan.entries.end(),
+                    [](const PlanEntry& entry) { return entry.action == PlanAction::kAttach; });
   json["bytes_needed"] = report.bytes_needed;
   json["bytes_read"] = report.bytes_read;
   json["bytes_read_base"] = report.bytes_read;
   json["bytes_read_delta"] = 0;
+  json["bytes_read_checkpoint"] = build.bytes_read;
   json["bytes_metadata"] = report.bytes_metadata;
   json["bytes_reread"] = report.bytes_reread;
   json["bytes_skipped"] = report.bytes_skipped;
   json["bytes_verified"] = report.bytes_verified;
-  json["bytes_built"] = 0;
+  json["bytes_built"] = build.bytes_built;
   json["seconds"] = report.seconds;
   json["seconds_by_phase"] = {{"plan", report.seconds_plan},
+                              {"fingerprint", build.seconds_fingerprint},
                               {"allocate", report.seconds_allocate},
                               {"land", report.seconds_land}};
   const double rate = Rate(report.bytes_read, report.seconds_land);
@@ -81,18 +123,30 @@ std::string BootReportJson(const BootReport& report, const Digest128& generation
     json["share_of_limit"] = rate / (limit_bytes_per_second / 1e9);
   }
   json["seconds_first_layer"] = report.sources.empty() ? 0 : report.sources.front().seconds_ready;
-  Json sources = Json::array();
-  for (const BootReport::LayerSource& source : report.sources)
-    sources.push_back({{"layer", source.ordinal},
-                       {"source", source.source},
-                       {"bytes", source.bytes},
-                       {"bytes_cached", source.bytes_cached},
-                       {"seconds_ready", source.seconds_ready}});
-  json["source_by_layer"] = std::move(sources);
+  json["source_by_layer"] = SourcesJson(report, plan);
+  json["peak_staging_bytes"] = build.peak_staging_bytes;
   json["peak_pinned_bytes"] = 0;
   json["generation"] = ToHex(generation);
   json["warnings"] = report.warnings;
   json["machine"] = MachineJson();
+  return Dump(json);
+}
+
+std::string BootPlanJson(const BootPlan& plan, const Digest128& generation) {
+  Json json;
+  json["generation"] = ToHex(generation);
+  json["layers_total"] = plan.layers_total;
+  json["bytes_store"] = plan.bytes_store;
+  json["bytes_checkpoint"] = plan.bytes_checkpoint;
+  json["bytes_built"] = plan.bytes_built;
+  json["bytes_skipped"] = plan.bytes_skipped;
+  json["bytes_device"] = plan.bytes_device;
+  json["bytes_host"] = plan.bytes_host;
+  json["device_limit_bytes"] = plan.device_limit_bytes;
+  Json actions = Json::array();
+  for (const PlanEntry& entry : plan.entries) actions.push_back(EntryJson(entry));
+  json["actions"] = std::move(actions);
+  json["warnings"] = plan.warnings;
   return Dump(json);
 }
 

@@ -61,7 +61,7 @@ class Collector {
     const std::string locks = JoinPath(generation, kLocksName);
     for (const std::string& name : names) {
       const std::optional<uint32_t> layer = LayerOfTemporary(name);
-      if (!layer && !IsManifestTemporary(name)) continue;
+      if (!layer && !IsGenerationTemporary(name)) continue;
       const std::string path = JoinPath(generation, name);
       HP_ASSIGN(const Attempt attempt,
                 TryLock(JoinPath(locks, layer ? LayerStem(*layer) : kUsersLockName)));
@@ -115,8 +115,9 @@ class Collector {
     bool foreign = false;
     for (const std::string& name : names) {
       if (name == kLocksName) continue;
-      const bool named_ours = name == kManifestName || ParseLayerName(name).has_value() ||
-                              LayerOfTemporary(name).has_value() || IsManifestTemporary(name);
+      const bool named_ours = name == kManifestName || name == kSourceStampName ||
+                              ParseLayerName(name).has_value() ||
+                              LayerOfTemporary(name).has_value() || IsGenerationTemporary(name);
       HP_ASSIGN(const FileStat stat, env_.Stat(JoinPath(generation, name)));
       if (!named_ours || stat.type != FileType::kRegular) {
         Log(LogLevel::kWarning, "{} is no file of a store and is kept", JoinPath(generation, name));

@@ -62,9 +62,11 @@ std::optional<uint32_t> LayerOfTemporary(std::string_view name) {
   return layer;
 }
 
-bool IsManifestTemporary(std::string_view name) {
-  return name.starts_with(kTemporaryPrefix) &&
-         name.substr(kTemporaryPrefix.size()).starts_with(Text("{}-", kManifestName));
+bool IsGenerationTemporary(std::string_view name) {
+  if (!name.starts_with(kTemporaryPrefix)) return false;
+  const std::string_view final_name = name.substr(kTemporaryPrefix.size());
+  return final_name.starts_with(Text("{}-", kManifestName)) ||
+         final_name.starts_with(Text("{}-", kSourceStampName));
 }
 
 std::optional<Digest128> ParseGenerationName(std::string_view name) {

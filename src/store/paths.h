@@ -13,6 +13,7 @@ namespace hotplane {
 
 inline constexpr char kManifestName[] = "manifest";
 inline constexpr char kLocksName[] = "locks";
+inline constexpr char kSourceStampName[] = "source-stamp";
 inline constexpr char kUsersLockName[] = "users";
 inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
 
@@ -35,8 +36,8 @@ std::optional<LayerName> ParseLayerName(std::string_view name);
 std::string TemporaryName(std::string_view final_name);
 // The layer that a temporary belongs to; none for a temporary of something else.
 std::optional<uint32_t> LayerOfTemporary(std::string_view name);
-// True for a temporary of the manifest.
-bool IsManifestTemporary(std::string_view name);
+// True for a temporary of the manifest or of the source stamp.
+bool IsGenerationTemporary(std::string_view name);
 
 // 32 lower-case hexadecimal digits.
 std::optional<Digest128> ParseGenerationName(std::string_view name);

@@ -34,9 +34,11 @@ def start(*arguments, **options):
 
 
 def files_below(directory):
-    """Paths of all files, without the lock files: those hold nothing."""
+    """Paths of all files without those that hold no content: lock files, and the stamp of where a
+    build found its source."""
     return sorted(os.path.join(folder, name) for folder, _, names in os.walk(directory)
-                  for name in names if os.path.basename(folder) != "locks")
+                  for name in names
+                  if os.path.basename(folder) != "locks" and name != "source-stamp")
 
 
 def pattern(count, seed):

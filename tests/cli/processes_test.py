@@ -6,6 +6,7 @@ short; the full run is
 """
 
 import filecmp
+import json
 import os
 import random
 import shutil
@@ -46,7 +47,6 @@ class Together(Fixture):
         for build in builds:
             out, error = build.communicate(timeout=300)
             self.assertEqual(build.returncode, 0, error)
-            import json
             reports.append(json.loads(out))
         self.assertEqual(sum(report["layers_built"] for report in reports), 5)
         self.assertEqual({report["layers_total"] for report in reports}, {5})
@@ -58,6 +58,63 @@ class Together(Fixture):
         single = os.path.join(self.root, "single")
         command.must("build", self.model, "--store", single, "--workers", "1", "-q")
         self.assert_same(single, self.store)
+
+    def test_two_first_boots_build_each_layer_once(self):
+        self.synth(96)
+        boots = [subprocess.Popen([command.HOTPLANE, "boot", self.store, "--checkpoint", self.model,
+                                   "--json", "--workers", "2", "--batch", "2"],
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                 for _ in range(2)]
+        reports = []
+        for boot in boots:
+            out, error = boot.communicate(timeout=300)
+            self.assertEqual(boot.returncode, 0, error)
+            reports.append(json.loads(out))
+        self.assertEqual(sum(report["layers_built"] for report in reports), 5)
+        for report in reports:
+            self.assertEqual(report["layers_read"], 5)
+            self.assertEqual(report["bytes_read"], report["bytes_needed"])
+            self.assertEqual([entry["layer"] for entry in report["source_by_layer"]],
+                             list(range(5)))
+        self.assertEqual(self.temporaries(), [])
+        command.must("verify", self.store, "--source", self.model)
+        warm = command.must_json("boot", self.store, "--checkpoint", self.model)
+        self.assertEqual((warm["layers_built"], warm["bytes_read_checkpoint"]), (0, 0))
+        single = os.path.join(self.root, "single")
+        command.must("build", self.model, "--store", single, "--workers", "1", "-q")
+        self.assert_same(single, self.store)
+
+    def test_a_complete_store_opens_no_shard(self):
+        self.synth(8)
+        command.must("boot", self.store, "--checkpoint", self.model, "-q")
+        shards = [f for f in command.files_below(self.model) if f.endswith(".safetensors")]
+        for shard in shards:
+            os.chmod(shard, 0)
+        trace = os.path.join(self.root, "opens")
+        boot = ["boot", self.store, "--checkpoint", self.model, "--json"]
+        if shutil.which("strace"):
+            done = subprocess.run(["strace", "-f", "-e", "trace=open,openat,openat2", "-o", trace,
+                                   command.HOTPLANE, *boot], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(trace, encoding="utf-8") as lines:
+                self.assertNotIn('.safetensors"', lines.read())
+        report = command.must_json(*boot[:-1])
+        self.assertEqual(report["warnings"], [])
+        # A copy has other inodes: it is fingerprinted, and is the same model.
+        for shard in shards:
+            os.chmod(shard, 0o644)
+        copy = os.path.join(self.root, "copy")
+        shutil.copytree(self.model, copy)
+        command.must("boot", self.store, "--checkpoint", copy, "-q")
+
+    def test_dry_run_writes_nothing(self):
+        self.synth(8)
+        plan = command.must_json("boot", self.store, "--checkpoint", self.model, "--dry-run")
+        self.assertEqual({action["action"] for action in plan["actions"]}, {"build"})
+        self.assertFalse(os.path.exists(self.store))
+        table = command.must("boot", self.store, "--checkpoint", self.model, "--dry-run").stdout
+        self.assertIn("build -> device", table)
+        self.assertIn("(MTP)", table)
 
     def assert_same(self, one, other):
         names = [os.path.relpath(f, one) for f in command.files_below(one)]

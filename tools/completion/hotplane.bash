@@ -4,10 +4,14 @@ _hotplane_options() {
   local general="--json --quiet --verbose --isa --help"
   case $1 in
     build)
-      echo "$general --store --layers --tiers --delta --zero-mode --workers --staging-limit
-        --stall-timeout --no-lock --trace"
+      echo "$general --store --layers --tiers --delta --zero-mode --workers --batch
+        --staging-limit --stall-timeout --no-lock --trace"
       ;;
-    boot) echo "$general --generation --layers --map --verify --workers --trace" ;;
+    boot)
+      echo "$general --checkpoint --no-build --generation --layers --experts --tiers --delta
+        --delta-layers --no-delta-layers --base --memory --reserve --map --verify --dry-run
+        --zero-mode --workers --batch --staging-limit --stall-timeout --no-lock --trace"
+      ;;
     warm) echo "$general --generation --tiers --workers" ;;
     inspect) echo "$general --generation" ;;
     verify) echo "$general --generation --source --workers" ;;
@@ -30,11 +34,12 @@ _hotplane_values() {
     --delta) echo "quintal nibble" ;;
     --zero-mode) echo "auto sign alt" ;;
     --verify) echo "all none" ;;
-    --checkpoint) echo "mxfp4 bf16" ;;
+    --checkpoint) [[ ${COMP_WORDS[1]} == synth ]] && echo "mxfp4 bf16" ;;
+    --base) echo "device host auto" ;;
     --isa) echo "scalar avx2 avx512" ;;
     --part) echo "planes13 sc13 planes2 sc2 fp13 fp2" ;;
     --geometry) echo "ds4-flash glm-5.2 kimi-k2 gpt-oss-120b" ;;
-    --layers) echo "main mtp" ;;
+    --layers | --delta-layers | --no-delta-layers) echo "main mtp" ;;
   esac
 }
 
