@@ -46,6 +46,12 @@ Json EntryJson(const PlanEntry& entry) {
   return json;
 }
 
+Json ActionsJson(const BootPlan& plan) {
+  Json actions = Json::array();
+  for (const PlanEntry& entry : plan.entries) actions.push_back(EntryJson(entry));
+  return actions;
+}
+
 // Where each published layer came from, and what was done about its delta tier and why.
 Json SourcesJson(const BootReport& report, const BootPlan& plan) {
   Json sources = Json::array();
@@ -124,6 +130,7 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
   }
   json["seconds_first_layer"] = report.sources.empty() ? 0 : report.sources.front().seconds_ready;
   json["source_by_layer"] = SourcesJson(report, plan);
+  json["actions"] = ActionsJson(plan);
   json["peak_staging_bytes"] = build.peak_staging_bytes;
   json["peak_pinned_bytes"] = 0;
   json["generation"] = ToHex(generation);
@@ -143,9 +150,7 @@ std::string BootPlanJson(const BootPlan& plan, const Digest128& generation) {
   json["bytes_device"] = plan.bytes_device;
   json["bytes_host"] = plan.bytes_host;
   json["device_limit_bytes"] = plan.device_limit_bytes;
-  Json actions = Json::array();
-  for (const PlanEntry& entry : plan.entries) actions.push_back(EntryJson(entry));
-  json["actions"] = std::move(actions);
+  json["actions"] = ActionsJson(plan);
   json["warnings"] = plan.warnings;
   return Dump(json);
 }
