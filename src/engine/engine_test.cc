@@ -218,7 +218,7 @@ TEST_F(EngineTest, ACompleteStoreOpensNoShardOfTheCheckpoint) {
   unreadable.Add(Fault{.action = FaultAction::kError,
                        .count = Fault::kForever,
                        .kind = OperationKind::kOpen,
-                       .path_contains = ".safetensors",
+                       .path_contains = "/model-0",
                        .error = EACCES});
   const Outcome booted = MustBoot(unreadable, WithCheckpoint());
   EXPECT_EQ(booted.layers, good_);
@@ -227,6 +227,7 @@ TEST_F(EngineTest, ACompleteStoreOpensNoShardOfTheCheckpoint) {
     shard_opens +=
         operation.kind == OperationKind::kOpen && operation.path.ends_with(".safetensors");
   EXPECT_EQ(shard_opens, 0u);
+  EXPECT_FALSE(Checkpoint::Open(unreadable, kTestCheckpoint).has_value()) << "they are unreadable";
   EXPECT_TRUE(booted.json["warnings"].empty()) << booted.json["warnings"];
 }
 
@@ -239,12 +240,12 @@ TEST_F(EngineTest, ACompleteStoreBootsWhenTheCheckpointIsGone) {
 }
 
 TEST_F(EngineTest, AShardReplacedInPlaceIsNoticedThoughTheStoreIsComplete) {
-  std::string shard;
-  for (const auto& [path, content] : env_.Files())
-    if (path.ends_with(".safetensors")) shard = path;
-  std::vector<std::byte> content = env_.Files().at(shard);
-  content[content.size() - 1] ^= std::byte{1};
-  env_.SetFile(shard, content);
+  const Checkpoint checkpoint = Checkpoint::Open(env_, kTestCheckpoint).value();
+  const MoeModel model = DiscoverMoe(checkpoint).value();
+  const Tensor& weight = *model.layers[1].experts[2].weight[0];
+  std::vector<std::byte> content = env_.Files().at(checkpoint.files()[weight.file]);
+  content[weight.offset + 100] ^= std::byte{1};
+  env_.SetFile(checkpoint.files()[weight.file], content);
   const Status refusal = Refusal(env_, WithCheckpoint());
   EXPECT_EQ(refusal.exit_code(), 3);
   EXPECT_NE(refusal.what().find("was not built from"), std::string::npos) << refusal.ToString();
