@@ -55,7 +55,7 @@ class Planner {
   const PlanConfig& config_;
   BootPlan plan_;
   std::map<std::string, std::vector<uint32_t>> missing_;  // what cannot be booted as is, by tier
-  std::optional<std::string> first_damage_;
+  const FileFacts* first_damage_ = nullptr;
 };
 
 Result<void> Planner::CheckShard() const {
@@ -101,7 +101,7 @@ void Planner::PlanBuild(const ManifestLayer& layer, PlanEntry& entry) {
   entry.action = PlanAction::kBuild;
   entry.reason = damaged ? Text("damaged: {}", file.reason) : "absent";
   if (damaged) {
-    if (!first_damage_) first_damage_ = file.reason;
+    if (first_damage_ == nullptr) first_damage_ = &file;
     plan_.warnings.push_back(Text("layer {} ({}) is damaged and is built again: {}", layer.ordinal,
                                   EncodingName(entry.encoding), file.reason));
   }
@@ -182,8 +182,10 @@ Result<void> Planner::CheckMissing() const {
   for (const auto& [tier, ordinals] : missing_)
     found += Text("{}no usable {} tier of layer{} {}", found.empty() ? "" : "; ", tier,
                   ordinals.size() == 1 ? "" : "s", LayerListText(ordinals, facts_.manifest));
-  if (first_damage_) found += Text("; damaged: {}", *first_damage_);
-  if (!facts_.checkpoint || config_.no_build)
+  if (!facts_.checkpoint || config_.no_build) {
+    if (first_damage_ != nullptr && first_damage_->damage)
+      return Fail(Status(*first_damage_->damage).Because(found + "; the first damaged file"));
+    if (first_damage_ != nullptr) found += Text("; damaged: {}", first_damage_->reason);
     return Fail(
         Status::Data("the store does not hold all that this boot wants; nothing was read")
             .File(facts_.directory)
@@ -193,6 +195,7 @@ Result<void> Planner::CheckMissing() const {
                         ? "boot without --no-build and with --checkpoint, or boot fewer --layers"
                         : "--checkpoint CHECKPOINT builds what is missing; or boot fewer "
                           "--layers or --tiers"));
+  }
   if (!facts_.store_writable)
     return Fail(Status::System("layers are to be built, and the store cannot be written")
                     .File(facts_.directory)

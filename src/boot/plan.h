@@ -38,9 +38,10 @@ std::string_view PlanActionName(PlanAction action);  // "attach", "read", ...
 struct FileFacts {
   // kInvalid: not probed, because this boot does not want it; only its name was looked up.
   Presence presence = Presence::kInvalid;
-  uint64_t file_bytes = 0;  // 0 when there is none
-  uint64_t data_bytes = 0;  // of kPresent
-  std::string reason;       // of kDamaged
+  uint64_t file_bytes = 0;            // 0 when there is none
+  uint64_t data_bytes = 0;            // of kPresent
+  std::string reason;                 // of kDamaged
+  std::optional<Status> damage = {};  // the same in full, where it is known
 };
 
 // One per layer of the model, by ordinal; each file's facts at the place of its encoding in

@@ -24,6 +24,7 @@ bool ProbeFile(const Generation& generation, uint32_t layer, Encoding encoding, 
   }
   file.file_bytes = BytesByName(generation, layer, encoding);
   if (probe.reason) {
+    file.damage = probe.reason;
     file.reason = probe.reason->what();
     if (!probe.reason->found().empty()) file.reason += ": " + probe.reason->found();
   }

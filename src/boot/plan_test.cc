@@ -252,6 +252,19 @@ TEST(Plan, RefusesWhatIsMissingByName) {
   }
 }
 
+TEST(Plan, ADamagedFileIsToldInFull) {
+  Case c;
+  c.Absent(3, Encoding::kBase);
+  c.Damaged(2, Encoding::kBase, "cut short");
+  FactsOf(c.facts.layers[2], Encoding::kBase).damage =
+      Status::Data("cut short").File("/store/generation/layer-0002.base").Expected("9").Found("8");
+  const Status refusal = c.Refusal();
+  EXPECT_EQ(refusal.exit_code(), 3);
+  EXPECT_EQ(refusal.file(), "/store/generation/layer-0002.base");
+  EXPECT_EQ(refusal.found(), "8");
+  EXPECT_EQ(refusal.what(), "no usable base tier of layers 2-3; the first damaged file: cut short");
+}
+
 TEST(Plan, AReadOnlyStoreThatIsCompleteBoots) {
   Case c;
   c.facts.store_writable = false;
