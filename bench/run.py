@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""run.py [NAME] [--layers N] [--folder DIR] [--smoke]: every benchmark of the CPU path, one after
-the other, into one result file with the machine, the commit, the commands and the figures."""
+"""run.py [NAME] [--layers N] [--warm-layers N] [--folder DIR] [--smoke]: every benchmark of the
+CPU path, one after the other, into one result file with the machine, the commit, the commands and
+the figures."""
 import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="?")
     parser.add_argument("--layers", type=int, default=4, help="of the boot and build benchmarks")
+    parser.add_argument("--warm-layers", type=int, default=0,
+                        help="of the warm boot benchmark; 0: as many as memory allows, 4 at most")
     parser.add_argument("--folder", default=BUILD, help="for stores and checkpoints; on a disk")
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
@@ -40,10 +44,13 @@ def main():
     result = {"machine": machine(), "commit": commit(), "date": str(date.today()),
               "command": "scripts/bench", "commands": {}, "figures": {}}
     with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.folder) as folder:
+        warm_layers = ["--layers", str(arguments.warm_layers)] if arguments.warm_layers else []
         steps = {
             "quantize": [os.path.join(BUILD, "src/quant/quant_bench"), *smoke],
             "boot": [os.path.join(BUILD, "src/engine/boot_bench"), "--store",
                      os.path.join(folder, "store"), "--layers", str(arguments.layers), *smoke],
+            "warm_boot": [os.path.join(BUILD, "src/engine/warm_boot_bench"), *smoke, "--store",
+                          os.path.join(folder, "warm-store"), *warm_layers],
             "build": [sys.executable, os.path.join(ROOT, "bench/build_memory.py"),
                       os.path.join(BUILD, "bin/hotplane"), folder, "--layers",
                       str(arguments.layers), *smoke],
@@ -58,8 +65,8 @@ def main():
                 os.path.relpath(word, ROOT) if word.startswith(ROOT) else word
                 for word in command).replace(os.path.relpath(folder, ROOT), "DIR").replace(
                     sys.executable, "python3")
-            if name == "boot":
-                subprocess.run(["rm", "-rf", os.path.join(folder, "store")], check=True)
+            for store in ("store", "warm-store"):
+                shutil.rmtree(os.path.join(folder, store), ignore_errors=True)
     if arguments.smoke:
         return 0
     name = arguments.name or re.sub(r"[^a-z0-9]+", "-", result["machine"]["cpu"].lower()).strip("-")

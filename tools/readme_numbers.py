@@ -45,6 +45,41 @@ def boot_rows(boot):
     return rows
 
 
+def warm_boot_table(figures, command):
+    """The restart, as the reference system did it and as hotplane does: seconds, and what the
+    machine's limit would take for the same bytes."""
+    before, after = figures["reference-before"], figures["reference-after"]
+    warm, mapped = figures["hotplane warm"], figures["hotplane warm --map"]
+    cold, limits = figures["hotplane cold"], figures["limits"]
+    disk = max(limits["disk_direct_gigabytes_per_second"],
+               limits["disk_buffered_gigabytes_per_second"])
+    size = figures["base_bytes"]
+
+    def limit(gigabytes_per_second, what, share=1.0):
+        seconds = share * size / 1e9 / gigabytes_per_second
+        return f"{seconds:.2f} s ({what}, {gigabytes_per_second:.1f} GB/s)"
+
+    def line(what, row, limit_text, key="seconds", reference=True):
+        first, second = ((f"{entry[key]:.2f} s" for entry in (before, after)) if reference
+                         else ("-", "-"))
+        return f"| {what} | {first} | {second} | {row[key]:.2f} s | {limit_text} | `{command}` |"
+
+    copy, read = limits["copy_gigabytes_per_second"], limits["read_gigabytes_per_second"]
+    head = (f"A restart of {figures['layers']} layers of DeepSeek-V4-Flash geometry, base "
+            f"{size / 2**30:.2f} GiB, FP4 {figures['fp4_bytes'] / 2**30:.2f} GiB beside it. The "
+            "reference system's ways are re-implemented from its description and check nothing; "
+            "hotplane verifies every byte.")
+    return [head, "",
+            "| | reference, before | reference, after | hotplane | machine's limit | command |",
+            "|---|---|---|---|---|---|",
+            line("warm, into own memory", warm, limit(copy, "memcpy")),
+            line("warm, `--map`", mapped, limit(read, "reading")),
+            line("cold", cold, limit(disk, "disk"), reference=False),
+            line("first layer ready, warm", warm, limit(copy, "memcpy", 1 / figures["layers"]),
+                 key="seconds_first_layer"),
+            ""]
+
+
 def build_row(build):
     limit = f"{build['staging_limit_bytes'] // 2**20} MiB"
     peak, allowed = (build[key] / 2**20 for key in ("peak_anonymous_bytes", "allowed_bytes"))
@@ -60,10 +95,12 @@ def numbers(result, path):
             f"Reproduced by `{result['command']}`; all figures: "
             f"[{path.name}]({path.relative_to(ROOT)}).")
     figures = result["figures"]
+    restart = (warm_boot_table(figures["warm_boot"], result["commands"]["warm_boot"])
+               if "warm_boot" in figures else [])
     table = ["| what | reached | limit, same run | share |", "|---|---|---|---|",
              *boot_rows(figures["boot"]), *quantize_rows(figures["quantize"]),
              build_row(figures["build"])]
-    return "\n".join([head, "", *table])
+    return "\n".join([head, "", *restart, *table])
 
 
 def main():

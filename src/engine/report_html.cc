@@ -43,7 +43,7 @@ margin-top:16px;break-inside:avoid}
 background:var(--track);margin:8px 0 6px;overflow:hidden}
 .tile i u{display:block;height:100%;background:var(--verify)}
 .two{display:grid;grid-template-columns:1fr 1fr;gap:16px}.two section{min-width:0}
-.two table{align-self:start}
+.two table{align-self:start}.wide{gap:40px}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
 th{color:var(--soft);font-weight:500;text-align:left;font-size:13px}
 th,td{padding:5px 10px 5px 0;border-bottom:1px solid var(--line);vertical-align:top;
@@ -298,7 +298,8 @@ void Page::Tiles() {
     Tile(needed > 0 ? Text("{:.0f}%", std::floor(100 * verified / needed)) : "-",
          Text("of the bytes verified{}", built > 0 ? Text("; {} built", Bytes(built)) : ""),
          needed > 0 ? verified / needed : 0);
-    Tile(Seconds(run_.Figure("seconds_first_layer")), "until the first layer was ready", -1);
+    Tile(Seconds(run_.Figure("seconds_first_layer")), "of landing until the first layer was ready",
+         -1);
   }
   out_ += "</div>\n";
 }
@@ -636,7 +637,8 @@ void Page::LayerTable() {
   // Side by side where there are many.
   const size_t tables = run_.layers.size() > 12 ? 2 : 1;
   const size_t rows = (run_.layers.size() + tables - 1) / tables;
-  Add("<section class=\"long\"><h2>Layers</h2>\n<div{}>\n", tables == 2 ? " class=\"two\"" : "");
+  Add("<section class=\"long\"><h2>Layers</h2>\n<div{}>\n",
+      tables == 2 ? " class=\"two wide\"" : "");
   for (size_t i = 0; i < run_.layers.size(); ++i) {
     if (i % rows == 0)
       Add("{}<table>\n<tr><th>layer</th><th>source</th><th class=\"n\">bytes</th><th class=\"n\">"
