@@ -21,6 +21,9 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
   HP_ASSIGN(Generation generation, store.OpenGeneration(options.generation_prefix));
   engine->generation_ = std::make_unique<Generation>(std::move(generation));
   engine->pool_ = std::make_unique<WorkerPool>(options.worker_count);
+  engine->options_.records.worker_count = options.worker_count;
+  engine->records_ =
+      std::make_unique<ExpertRecords>(*engine->generation_, engine->options_.records);
   return engine;
 }
 
@@ -28,7 +31,13 @@ Result<void> Engine::Boot(const LayerReady& on_layer_ready) {
   HP_CHECK(session_ == nullptr);
   options_.boot.pool = pool_.get();
   HP_ASSIGN(session_, BootSession::Open(*generation_, options_.boot));
-  HP_TRY(session_->Run(on_layer_ready));
+  HP_TRY(session_->Run([&](const BootedLayer& layer) {
+    // Mapped pages may leave the page cache and come back unverified; landed ones stay.
+    if (!options_.boot.map && options_.boot.verify)
+      records_->reader().SetResident(layer.ordinal,
+                                     {layer.planes13, layer.sc13, layer.planes2, layer.sc2});
+    if (on_layer_ready) on_layer_ready(layer);
+  }));
   if (options_.measure_limit) MeasureLimit();
   return {};
 }
