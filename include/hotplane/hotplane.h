@@ -1,12 +1,26 @@
 /* hotplane's C API: the only stable ABI.
  *
- * Open a store, boot it, use the planes, close. Every call that can fail returns a hotplane_code;
- * the text of the last failure on this thread is hotplane_last_error(). The library never prints,
- * never aborts on bad input and never throws across this boundary. Structs that may grow start with
- * their own size: fill them with their _init function.
+ *   hotplane_open       opens a store; nothing of its planes is read
+ *   hotplane_start      boots it in the background, layer by layer
+ *   hotplane_wait_layer the layers as they come
+ *   hotplane_read_*, hotplane_record_*   one expert's record, from the moment the store is open
+ *   hotplane_close
  *
- * Threads: different engines may be used from different threads; one engine's const calls may run
- * at the same time.
+ * hotplane_boot is open, boot and wait in one call.
+ *
+ * Errors: every call that can fail returns a hotplane_code; the text of the last failure on this
+ * thread is hotplane_last_error(), its fields are hotplane_get_last_error(). The library never
+ * prints, never aborts on bad input and never throws across this boundary. NULL where a pointer is
+ * needed is HOTPLANE_USAGE.
+ *
+ * Structs start with their own size in bytes, so that they may grow: fill them with their _init
+ * function before every use. The library writes no byte beyond the size it is given, and refuses
+ * one that cannot be.
+ *
+ * Ownership: strings and pointers that the library hands out are its own and read-only.
+ *
+ * Threads: every function may be called from any thread, also on one engine at the same time;
+ * hotplane_close is the last call on an engine.
  */
 #ifndef HOTPLANE_HOTPLANE_H_
 #define HOTPLANE_HOTPLANE_H_
@@ -44,6 +58,23 @@ HOTPLANE_API const char* hotplane_version(void);
  * this thread. Valid until the next failing call on this thread. */
 HOTPLANE_API const char* hotplane_last_error(void);
 
+/* The same by field. Strings are "" where there is nothing to say, and valid until the next failing
+ * call on this thread. */
+typedef struct hotplane_error {
+  size_t struct_bytes;
+  hotplane_code code; /* HOTPLANE_OK when nothing failed yet on this thread */
+  int error_number;   /* errno, or 0 */
+  int has_offset;     /* 1: `offset` means something */
+  uint64_t offset;    /* bytes, in `file` */
+  const char* what;   /* one sentence */
+  const char* file;   /* path */
+  const char* expected;
+  const char* found;
+  const char* advice; /* what to do about it */
+} hotplane_error;
+HOTPLANE_API void hotplane_error_init(hotplane_error* error);
+HOTPLANE_API hotplane_code hotplane_get_last_error(hotplane_error* error);
+
 typedef enum hotplane_log_level {
   HOTPLANE_LOG_DEBUG = 1,
   HOTPLANE_LOG_INFO = 2,
@@ -56,11 +87,13 @@ typedef void (*hotplane_log_callback)(void* user, hotplane_log_level level, cons
 HOTPLANE_API void hotplane_set_log(hotplane_log_callback callback, void* user);
 
 /* The base tier of one booted layer. Pointers are read-only, 64-byte aligned or better, and valid
- * until hotplane_close. All E experts of a part are contiguous: planes13 [E, 2I*H/4]   2-bit codes
- * of gate (rows 0..I-1) and up (rows I..2I-1) sc13     [E, 2I*H/32]  their e8m0 block scales
+ * until hotplane_close, after a failed boot too. All E experts of a part are contiguous:
+ *   planes13 [E, 2I*H/4]   2-bit codes of gate (rows 0..I-1) and up (rows I..2I-1)
+ *   sc13     [E, 2I*H/32]  their e8m0 block scales
  *   planes2  [E, H*I/4]    2-bit codes of down
  *   sc2      [E, H*I/32]   their scales
- * in the plane order of docs/format/planes.md. Sizes are in bytes and cover all experts. */
+ * in the plane order of docs/format/planes.md. X_bytes covers all experts; expert e of part X
+ * begins at X + e * X_stride; part X begins X_offset bytes after `planes13`. */
 typedef struct hotplane_layer {
   size_t struct_bytes;
   uint32_t ordinal;     /* over MoE layers, MTP layers last */
@@ -76,12 +109,22 @@ typedef struct hotplane_layer {
   size_t planes2_bytes;
   const void* sc2;
   size_t sc2_bytes;
+  size_t planes13_stride;
+  size_t sc13_stride;
+  size_t planes2_stride;
+  size_t sc2_stride;
+  size_t sc13_offset;
+  size_t planes2_offset;
+  size_t sc2_offset;
 } hotplane_layer;
 HOTPLANE_API void hotplane_layer_init(hotplane_layer* layer);
 
-/* Called for each layer in order, the moment its bytes are verified, from a worker thread. */
+/* Called for each layer in order, the moment its bytes are verified, from a worker thread. Must not
+ * throw. It may read records. It cannot wait for the boot that calls it (HOTPLANE_USAGE); when it
+ * closes the engine, the boot ends soon after. */
 typedef void (*hotplane_layer_callback)(void* user, const hotplane_layer* layer);
 
+/* The strings are copied; `user` must be valid as long as the boot runs. */
 typedef struct hotplane_boot_options {
   size_t struct_bytes;
   const char* generation; /* prefix of the generation; NULL: the only one there is */
@@ -91,25 +134,165 @@ typedef struct hotplane_boot_options {
   uint32_t workers;       /* threads; 0: the CPUs this process may use */
   hotplane_layer_callback on_layer; /* may be NULL */
   void* user;
+  /* Memory for records that are kept, by their kind; reserved at the first hotplane_record_get or
+   * hotplane_prefetch of that kind. 0 (default): a record lives as long as it is used. */
+  uint64_t delta_cache_bytes;
+  uint64_t full_cache_bytes;
+  uint64_t base_cache_bytes;
 } hotplane_boot_options;
 HOTPLANE_API void hotplane_boot_options_init(hotplane_boot_options* options);
 
-/* Boots the base tier of the store in directory `store` on the CPU device. `options` may be NULL.
- * On failure *engine is NULL, and what was taken is freed. */
+/* Opens the store in directory `store`: its manifest is read, nothing else. `options` may be NULL;
+ * they are those of the boot that may follow. On failure *engine is NULL. */
+HOTPLANE_API hotplane_code hotplane_open(const char* store, const hotplane_boot_options* options,
+                                         hotplane_engine** engine);
+
+/* Begins to boot the base tier on the CPU device, in the background; once per engine. Failures of
+ * the boot are told by hotplane_wait and hotplane_wait_layer. */
+HOTPLANE_API hotplane_code hotplane_start(hotplane_engine* engine);
+/* Until the boot has ended: its result, the same at every call. The layers that were published
+ * before a failure, and records, stay usable. HOTPLANE_USAGE when none was started. */
+HOTPLANE_API hotplane_code hotplane_wait(hotplane_engine* engine);
+/* Until the index-th layer is published; fills `layer`. The boot's failure when it fails first;
+ * HOTPLANE_USAGE when the boot has no such layer or none was started. */
+HOTPLANE_API hotplane_code hotplane_wait_layer(hotplane_engine* engine, uint32_t index,
+                                               hotplane_layer* layer);
+
+/* hotplane_open, boot, wait. On failure *engine is NULL, and what was taken is freed. */
 HOTPLANE_API hotplane_code hotplane_boot(const char* store, const hotplane_boot_options* options,
                                          hotplane_engine** engine);
 
-/* Number of booted layers. */
+/* Number of layers published so far. */
 HOTPLANE_API uint32_t hotplane_layer_count(const hotplane_engine* engine);
-/* The index-th booted layer; HOTPLANE_USAGE when there is none. `layer` was filled by
- * hotplane_layer_init. */
+/* The index-th published layer; HOTPLANE_USAGE when there is none yet. */
 HOTPLANE_API hotplane_code hotplane_get_layer(const hotplane_engine* engine, uint32_t index,
                                               hotplane_layer* layer);
-/* The report of the boot as one JSON object, with the keys of `hotplane boot --json`. Valid until
- * hotplane_close. */
+/* The report of the boot as one JSON object, with the keys of `hotplane boot --json`; "{}" before a
+ * boot has succeeded. Valid until hotplane_close. */
 HOTPLANE_API const char* hotplane_stats_json(const hotplane_engine* engine);
 
-/* Ends the use of all pointers and frees everything. NULL is allowed. */
+/* What the store holds, booted or not. */
+typedef struct hotplane_store {
+  size_t struct_bytes;
+  const char* generation; /* 32 hexadecimal digits; valid until hotplane_close */
+  const char* directory;  /* of the generation; valid until hotplane_close */
+  uint32_t layer_count;   /* MoE layers of the model, MTP layers included */
+  uint32_t top_k;         /* experts per token; 0 where the checkpoint's config does not tell */
+} hotplane_store;
+HOTPLANE_API void hotplane_store_init(hotplane_store* store);
+HOTPLANE_API hotplane_code hotplane_describe(const hotplane_engine* engine, hotplane_store* store);
+
+typedef enum hotplane_presence {
+  HOTPLANE_ABSENT = 1,
+  HOTPLANE_PRESENT = 2, /* header, generation, geometry and exact length are right */
+  HOTPLANE_DAMAGED = 3  /* a file is there and must not be used */
+} hotplane_presence;
+
+typedef enum hotplane_encoding {
+  HOTPLANE_BASE_PLANES = 1,
+  HOTPLANE_QUINTALS = 2, /* what makes nibbles of base codes, 5 bits for 2 elements */
+  HOTPLANE_NIBBLES = 3   /* e2m1, 4 bits an element */
+} hotplane_encoding;
+
+/* One layer of the model and its files, by their headers alone. */
+typedef struct hotplane_layer_info {
+  size_t struct_bytes;
+  uint32_t ordinal;
+  uint32_t model_index;
+  int mtp; /* 1: a layer of multi-token prediction */
+  uint32_t experts;
+  uint32_t hidden;
+  uint32_t intermediate;
+  hotplane_presence base;
+  hotplane_presence delta;
+  hotplane_encoding delta_encoding; /* of a delta tier that is present; else 0 */
+} hotplane_layer_info;
+HOTPLANE_API void hotplane_layer_info_init(hotplane_layer_info* info);
+/* `layer` is an ordinal, below hotplane_store.layer_count. */
+HOTPLANE_API hotplane_code hotplane_describe_layer(const hotplane_engine* engine, uint32_t layer,
+                                                   hotplane_layer_info* info);
+
+/* The record of one expert: its parts one after the other, without gaps, in the plane order of
+ * docs/format/planes.md.
+ *   DELTA  fp13, fp2 as the store has them: quintals (2I*H*5/16 and H*I*5/16 bytes), or nibbles
+ *   FULL   fp13 [2I*H/2], fp2 [H*I/2]: FP4 as nibbles, whatever the store has
+ *   BASE   planes13 [2I*H/4], sc13 [2I*H/32], planes2 [H*I/4], sc2 [H*I/32]
+ * `layer` is an ordinal, below hotplane_store.layer_count, `expert` below the layer's E. Every
+ * record is verified when it is read, each time it is read; a bad chunk is read once more past the
+ * page cache, then the call is HOTPLANE_DATA and names it. The engine stays usable. */
+typedef enum hotplane_kind {
+  HOTPLANE_DELTA = 1,
+  HOTPLANE_FULL = 2,
+  HOTPLANE_BASE = 3
+} hotplane_kind;
+
+/* Bytes of each record of this layer. DELTA: HOTPLANE_DATA when the layer has no delta tier. */
+HOTPLANE_API hotplane_code hotplane_record_bytes(const hotplane_engine* engine, hotplane_kind kind,
+                                                 uint32_t layer, size_t* bytes);
+/* Reads one record into memory of the caller, of exactly hotplane_record_bytes; the caches have no
+ * part in it. What is there after a failure is unspecified. */
+HOTPLANE_API hotplane_code hotplane_read_record(hotplane_engine* engine, hotplane_kind kind,
+                                                uint32_t layer, uint32_t expert, void* destination,
+                                                size_t destination_bytes);
+/* The same for `count` experts of one layer, in parallel; each destination has
+ * `destination_bytes`. */
+HOTPLANE_API hotplane_code hotplane_read_records(hotplane_engine* engine, hotplane_kind kind,
+                                                 uint32_t layer, const uint32_t* experts,
+                                                 void* const* destinations, size_t count,
+                                                 size_t destination_bytes);
+
+/* A record through its kind's cache, pinned: its bytes stay where and what they are until it is
+ * released, after hotplane_close too. A hit takes no lock. With every slot pinned, or without a
+ * cache, the record has memory of its own. BASE records of a layer that was landed in memory are
+ * that memory. `bulk` 1: a pass over many records, which replaces nothing in the cache. */
+typedef struct hotplane_record hotplane_record;
+HOTPLANE_API hotplane_code hotplane_record_get(hotplane_engine* engine, hotplane_kind kind,
+                                               uint32_t layer, uint32_t expert, int bulk,
+                                               hotplane_record** record);
+typedef struct hotplane_record_view {
+  size_t struct_bytes;
+  hotplane_kind kind;
+  hotplane_encoding encoding;
+  uint32_t layer;
+  uint32_t expert;
+  uint32_t part_count;  /* 2, or 4 for BASE */
+  const void* parts[4]; /* in the order above; 64-byte aligned or better */
+  size_t part_bytes[4];
+} hotplane_record_view;
+HOTPLANE_API void hotplane_record_view_init(hotplane_record_view* view);
+HOTPLANE_API hotplane_code hotplane_record_look(const hotplane_record* record,
+                                                hotplane_record_view* view);
+/* Once per record. NULL is allowed. */
+HOTPLANE_API void hotplane_record_release(hotplane_record* record);
+
+/* Reads the records of these experts that are not cached yet into free places of the cache, in
+ * parallel, and returns when that is done; replaces nothing. *cached (may be NULL): how many of
+ * them are in the cache then. */
+HOTPLANE_API hotplane_code hotplane_prefetch(hotplane_engine* engine, hotplane_kind kind,
+                                             uint32_t layer, const uint32_t* experts, size_t count,
+                                             size_t* cached);
+
+/* Counts since the engine was opened. */
+typedef struct hotplane_cache_stats {
+  size_t struct_bytes;
+  uint64_t hits;
+  uint64_t misses;
+  uint64_t evictions;
+  uint64_t uncached; /* misses that found no place: the record had memory of its own */
+  uint64_t prefetched;
+  uint64_t failures;
+  uint64_t slot_count;
+  uint64_t slots_used;
+  uint64_t bytes_used;
+  uint64_t bytes_max;
+} hotplane_cache_stats;
+HOTPLANE_API void hotplane_cache_stats_init(hotplane_cache_stats* stats);
+HOTPLANE_API hotplane_code hotplane_get_cache_stats(const hotplane_engine* engine,
+                                                    hotplane_kind kind,
+                                                    hotplane_cache_stats* stats);
+
+/* Ends a boot that still runs, and the use of all pointers but those of records that are not
+ * released yet; frees everything that is not theirs. NULL is allowed. */
 HOTPLANE_API void hotplane_close(hotplane_engine* engine);
 
 #ifdef __cplusplus

@@ -1,109 +1,189 @@
-// The C API over the engine. No exception and no C++ type crosses it.
-#include <hotplane/hotplane.h>
-
+// Opening, booting and closing; errors and logs.
+#include <csignal>
+#include <cstddef>
 #include <cstring>
-#include <memory>
-#include <new>
-#include <string>
+#include <utility>
 
 #include "base/log.h"
-#include "engine/engine.h"
+#include "capi/capi_state.h"
 
-struct hotplane_engine {
-  std::unique_ptr<hotplane::Engine> engine;
-  std::string stats_json;
-};
-
+namespace hotplane::capi {
 namespace {
 
-using hotplane::BootedLayer;
-using hotplane::Engine;
-using hotplane::EngineOptions;
-using hotplane::Result;
-using hotplane::Status;
+thread_local std::optional<Status> tls_failure;
+thread_local std::string tls_failure_text;
+thread_local const EngineState* tls_callback_of = nullptr;
 
-thread_local std::string tls_last_error;
-
-hotplane_code Failed(const Status& status) {
-  tls_last_error = status.ToString();
-  return static_cast<hotplane_code>(status.exit_code());
+hotplane_layer Describe(const BootedLayer& from) {
+  hotplane_layer layer;
+  hotplane_layer_init(&layer);
+  const size_t experts = from.planes13.empty() ? 1 : from.geometry.experts;
+  layer.ordinal = from.ordinal;
+  layer.model_index = from.model_index;
+  layer.experts = from.geometry.experts;
+  layer.hidden = from.geometry.hidden;
+  layer.intermediate = from.geometry.intermediate;
+  layer.planes13 = from.planes13.data();
+  layer.planes13_bytes = from.planes13.size();
+  layer.sc13 = from.sc13.data();
+  layer.sc13_bytes = from.sc13.size();
+  layer.planes2 = from.planes2.data();
+  layer.planes2_bytes = from.planes2.size();
+  layer.sc2 = from.sc2.data();
+  layer.sc2_bytes = from.sc2.size();
+  layer.planes13_stride = from.planes13.size() / experts;
+  layer.sc13_stride = from.sc13.size() / experts;
+  layer.planes2_stride = from.planes2.size() / experts;
+  layer.sc2_stride = from.sc2.size() / experts;
+  layer.sc13_offset = static_cast<size_t>(from.sc13.data() - from.planes13.data());
+  layer.planes2_offset = static_cast<size_t>(from.planes2.data() - from.planes13.data());
+  layer.sc2_offset = static_cast<size_t>(from.sc2.data() - from.planes13.data());
+  return layer;
 }
 
-// Nothing here throws but allocation; out of memory is an answer too.
-template <typename Body>
-hotplane_code Guarded(const Body& body) {
-  try {
-    const Result<void> result = body();
-    return result ? HOTPLANE_OK : Failed(result.error());
-  } catch (const std::bad_alloc&) {
-    return Failed(Status::Capacity("out of memory"));
-  } catch (...) {
-    return Failed(Status::System("an unexpected exception was stopped at the C API"));
-  }
-}
-
-// The caller's struct may be older than ours: only the bytes it knows are written.
-void Fill(const BootedLayer& from, hotplane_layer* to) {
-  hotplane_layer full = {};
-  full.struct_bytes = to->struct_bytes;
-  full.ordinal = from.ordinal;
-  full.model_index = from.model_index;
-  full.experts = from.geometry.experts;
-  full.hidden = from.geometry.hidden;
-  full.intermediate = from.geometry.intermediate;
-  full.planes13 = from.planes13.data();
-  full.planes13_bytes = from.planes13.size();
-  full.sc13 = from.sc13.data();
-  full.sc13_bytes = from.sc13.size();
-  full.planes2 = from.planes2.data();
-  full.planes2_bytes = from.planes2.size();
-  full.sc2 = from.sc2.data();
-  full.sc2_bytes = from.sc2.size();
-  std::memcpy(to, &full, std::min(to->struct_bytes, sizeof(full)));
-}
-
-// Options of a caller compiled against another version: what it does not know keeps its default.
+// Options as the caller's version of the header has them; what it does not know keeps its default.
+// A size between versions would cut a pointer in two.
 Result<hotplane_boot_options> ReadOptions(const hotplane_boot_options* options) {
+  constexpr size_t kVersionBytes[] = {offsetof(hotplane_boot_options, delta_cache_bytes),
+                                      sizeof(hotplane_boot_options)};
   hotplane_boot_options full;
   hotplane_boot_options_init(&full);
   if (options == nullptr) return full;
-  if (options->struct_bytes < sizeof(size_t) || options->struct_bytes > sizeof(full))
-    return hotplane::Fail(
-        Status::Usage("hotplane_boot_options has an unknown size")
-            .Expected(hotplane::Text("up to {} bytes", sizeof(full)))
-            .Found(hotplane::Text("{} bytes", options->struct_bytes))
-            .Advice("fill it with hotplane_boot_options_init; a newer caller needs "
-                    "a newer library"));
-  std::memcpy(&full, options, options->struct_bytes);
-  return full;
+  for (const size_t bytes : kVersionBytes) {
+    if (options->struct_bytes != bytes) continue;
+    std::memcpy(static_cast<void*>(&full), options, bytes);
+    return full;
+  }
+  return Fail(Status::Usage("hotplane_boot_options has an unknown size")
+                  .Expected(Text("{} or {} bytes", kVersionBytes[0], kVersionBytes[1]))
+                  .Found(Text("{} bytes", options->struct_bytes))
+                  .Advice("fill it with hotplane_boot_options_init; a newer caller needs "
+                          "a newer library"));
 }
 
-Result<std::unique_ptr<Engine>> Boot(const char* store, const hotplane_boot_options& options) {
-  EngineOptions engine_options;
-  engine_options.store_directory = store;
-  if (options.generation != nullptr) engine_options.generation_prefix = options.generation;
-  if (options.layers != nullptr) engine_options.boot.layers = options.layers;
-  engine_options.worker_count = options.workers;
-  engine_options.boot.map = options.map != 0;
-  engine_options.boot.verify = options.verify != 0;
-  HP_ASSIGN(std::unique_ptr<Engine> engine, Engine::Open(hotplane::PosixEnv(), engine_options));
-  HP_TRY(engine->Boot([&options](const BootedLayer& layer) {
-    if (options.on_layer == nullptr) return;
-    hotplane_layer out;
-    hotplane_layer_init(&out);
-    Fill(layer, &out);
-    options.on_layer(options.user, &out);
-  }));
-  return engine;
+Result<std::shared_ptr<EngineState>> Open(const char* store, const hotplane_boot_options* given) {
+  HP_ASSIGN(const hotplane_boot_options options, ReadOptions(given));
+  auto state = std::make_shared<EngineState>();
+  state->on_layer = options.on_layer;
+  state->user = options.user;
+  EngineOptions engine;
+  engine.store_directory = store;
+  if (options.generation != nullptr) engine.generation_prefix = options.generation;
+  if (options.layers != nullptr) engine.boot.layers = options.layers;
+  engine.worker_count = options.workers;
+  engine.boot.map = options.map != 0;
+  engine.boot.verify = options.verify != 0;
+  engine.boot.cancel = &state->cancel;
+  engine.records.delta_cache_bytes = options.delta_cache_bytes;
+  engine.records.fp4_cache_bytes = options.full_cache_bytes;
+  engine.records.base_cache_bytes = options.base_cache_bytes;
+  HP_ASSIGN(state->engine, Engine::Open(PosixEnv(), engine));
+  state->generation_text = ToHex(state->engine->generation().id());
+  return state;
+}
+
+// REQUIRES state.mutex. The index-th layer, or why there is none.
+Result<void> FillLayer(const EngineState& state, uint32_t index, hotplane_layer* layer) {
+  if (index >= state.layers.size())
+    return Fail(Status::Usage(Text("there is no booted layer {}", index))
+                    .Expected(Text("below {}", state.layers.size())));
+  return FillStruct(state.layers[index], offsetof(hotplane_layer, planes13_stride), layer);
+}
+
+// REQUIRES `lock` of state.mutex. Until `index` layers are published or the boot has ended.
+Result<void> WaitFor(EngineState& state, std::unique_lock<std::mutex>& lock, size_t index) {
+  using Phase = EngineState::Phase;
+  if (state.phase == Phase::kIdle)
+    return Fail(Status::Usage("no boot was started").Advice("call hotplane_start first"));
+  if (state.CalledByItsOwnCallback())
+    return Fail(Status::Usage("a boot's on_layer callback cannot wait for that boot"));
+  state.changed.wait(lock,
+                     [&] { return state.phase == Phase::kEnded || state.layers.size() > index; });
+  if (state.layers.size() > index || !state.failure) return {};
+  return Fail(*state.failure);
 }
 
 }  // namespace
+
+hotplane_code Failed(const Status& status) {
+  tls_failure = status;
+  tls_failure_text = status.ToString();
+  return static_cast<hotplane_code>(status.exit_code());
+}
+
+bool EngineState::CalledByItsOwnCallback() const { return tls_callback_of == this; }
+
+void EngineState::RunBoot() {
+  Result<void> booted;
+  std::string report;
+  try {
+    booted = engine->Boot([this](const BootedLayer& booted_layer) {
+      const hotplane_layer layer = Describe(booted_layer);
+      {
+        std::lock_guard lock(mutex);
+        layers.push_back(layer);
+      }
+      changed.notify_all();
+      if (on_layer == nullptr) return;
+      const EngineState* const outer = std::exchange(tls_callback_of, this);
+      on_layer(user, &layer);
+      tls_callback_of = outer;
+    });
+    if (booted) report = engine->ReportJson();
+  } catch (const std::bad_alloc&) {
+    booted = Fail(Status::Capacity("out of memory"));
+  } catch (...) {
+    booted = Fail(Status::System("an unexpected exception was stopped at the C API"));
+  }
+  {
+    std::lock_guard lock(mutex);
+    phase = Phase::kEnded;
+    if (booted) {
+      stats_json = std::move(report);
+    } else {
+      failure = booted.error();
+    }
+  }
+  changed.notify_all();
+}
+
+}  // namespace hotplane::capi
+
+using hotplane::Fail;
+using hotplane::Result;
+using hotplane::Status;
+using hotplane::capi::EngineState;
+using hotplane::capi::Failed;
+using hotplane::capi::FillStruct;
+using hotplane::capi::Guarded;
+using hotplane::capi::InitStruct;
+using hotplane::capi::Need;
 
 extern "C" {
 
 const char* hotplane_version(void) { return HOTPLANE_VERSION_TEXT; }
 
-const char* hotplane_last_error(void) { return tls_last_error.c_str(); }
+const char* hotplane_last_error(void) { return hotplane::capi::tls_failure_text.c_str(); }
+
+void hotplane_error_init(hotplane_error* error) { InitStruct(error); }
+
+hotplane_code hotplane_get_last_error(hotplane_error* error) {
+  hotplane_error full = {};
+  full.what = full.file = full.expected = full.found = full.advice = "";
+  const std::optional<Status>& failure = hotplane::capi::tls_failure;
+  if (failure) {
+    full.code = static_cast<hotplane_code>(failure->exit_code());
+    full.error_number = failure->error_number();
+    full.has_offset = failure->offset() ? 1 : 0;
+    full.offset = failure->offset().value_or(0);
+    full.what = failure->what().c_str();
+    full.file = failure->file().c_str();
+    full.expected = failure->expected().c_str();
+    full.found = failure->found().c_str();
+    full.advice = failure->advice().c_str();
+  }
+  return Guarded([&] { return FillStruct(full, sizeof(full), error); });
+}
 
 void hotplane_set_log(hotplane_log_callback callback, void* user) {
   if (callback == nullptr) {
@@ -115,56 +195,109 @@ void hotplane_set_log(hotplane_log_callback callback, void* user) {
   });
 }
 
-void hotplane_layer_init(hotplane_layer* layer) {
-  *layer = {};
-  layer->struct_bytes = sizeof(*layer);
-}
+void hotplane_layer_init(hotplane_layer* layer) { InitStruct(layer); }
 
 void hotplane_boot_options_init(hotplane_boot_options* options) {
-  *options = {};
-  options->struct_bytes = sizeof(*options);
+  if (options == nullptr) return;
+  InitStruct(options);
   options->verify = 1;
 }
 
-hotplane_code hotplane_boot(const char* store, const hotplane_boot_options* options,
+hotplane_code hotplane_open(const char* store, const hotplane_boot_options* options,
                             hotplane_engine** engine) {
-  if (engine == nullptr || store == nullptr)
-    return Failed(Status::Usage("hotplane_boot needs a store and a place for the engine"));
-  *engine = nullptr;
+  if (engine != nullptr) *engine = nullptr;
   return Guarded([&]() -> Result<void> {
-    HP_ASSIGN(const hotplane_boot_options full, ReadOptions(options));
+    HP_TRY(Need(engine != nullptr && store != nullptr,
+                "a store and a place for the engine are needed"));
     auto out = std::make_unique<hotplane_engine>();
-    HP_ASSIGN(out->engine, Boot(store, full));
-    out->stats_json = out->engine->ReportJson();
+    HP_ASSIGN(out->state, hotplane::capi::Open(store, options));
     *engine = out.release();
     return {};
   });
 }
 
+hotplane_code hotplane_start(hotplane_engine* engine) {
+  return Guarded([&]() -> Result<void> {
+    HP_TRY(Need(engine != nullptr, "an engine is needed"));
+    EngineState& state = *engine->state;
+    std::lock_guard lock(state.mutex);
+    if (state.phase != EngineState::Phase::kIdle)
+      return Fail(Status::Usage("this engine was booted already")
+                      .Advice("open another engine to boot again"));
+    engine->boot = std::thread([shared = engine->state] { shared->RunBoot(); });
+    state.phase = EngineState::Phase::kBooting;
+    return {};
+  });
+}
+
+hotplane_code hotplane_wait(hotplane_engine* engine) {
+  return Guarded([&]() -> Result<void> {
+    HP_TRY(Need(engine != nullptr, "an engine is needed"));
+    std::unique_lock lock(engine->state->mutex);
+    return hotplane::capi::WaitFor(*engine->state, lock, SIZE_MAX);
+  });
+}
+
+hotplane_code hotplane_wait_layer(hotplane_engine* engine, uint32_t index, hotplane_layer* layer) {
+  return Guarded([&]() -> Result<void> {
+    HP_TRY(Need(engine != nullptr && layer != nullptr, "an engine and a layer are needed"));
+    std::unique_lock lock(engine->state->mutex);
+    HP_TRY(hotplane::capi::WaitFor(*engine->state, lock, index));
+    return hotplane::capi::FillLayer(*engine->state, index, layer);
+  });
+}
+
+hotplane_code hotplane_boot(const char* store, const hotplane_boot_options* options,
+                            hotplane_engine** engine) {
+  const hotplane_code opened = hotplane_open(store, options, engine);
+  if (opened != HOTPLANE_OK) return opened;
+  EngineState& state = *(*engine)->state;
+  {
+    std::lock_guard lock(state.mutex);
+    state.phase = EngineState::Phase::kBooting;
+  }
+  state.RunBoot();
+  const hotplane_code booted = hotplane_wait(*engine);
+  if (booted == HOTPLANE_OK) return booted;
+  hotplane_close(*engine);
+  *engine = nullptr;
+  return booted;
+}
+
 uint32_t hotplane_layer_count(const hotplane_engine* engine) {
-  return engine == nullptr ? 0 : static_cast<uint32_t>(engine->engine->layers().size());
+  if (engine == nullptr) return 0;
+  std::lock_guard lock(engine->state->mutex);
+  return static_cast<uint32_t>(engine->state->layers.size());
 }
 
 hotplane_code hotplane_get_layer(const hotplane_engine* engine, uint32_t index,
                                  hotplane_layer* layer) {
   return Guarded([&]() -> Result<void> {
-    if (engine == nullptr || layer == nullptr || layer->struct_bytes < sizeof(size_t))
-      return hotplane::Fail(
-          Status::Usage("hotplane_get_layer needs an engine and a layer filled "
-                        "by hotplane_layer_init"));
-    if (index >= engine->engine->layers().size())
-      return hotplane::Fail(
-          Status::Usage(hotplane::Text("there is no booted layer {}", index))
-              .Expected(hotplane::Text("below {}", engine->engine->layers().size())));
-    Fill(engine->engine->layers()[index], layer);
-    return {};
+    HP_TRY(Need(engine != nullptr && layer != nullptr, "an engine and a layer are needed"));
+    std::lock_guard lock(engine->state->mutex);
+    return hotplane::capi::FillLayer(*engine->state, index, layer);
   });
 }
 
 const char* hotplane_stats_json(const hotplane_engine* engine) {
-  return engine == nullptr ? "{}" : engine->stats_json.c_str();
+  if (engine == nullptr) return "{}";
+  std::lock_guard lock(engine->state->mutex);
+  const bool booted = engine->state->phase == EngineState::Phase::kEnded;
+  return booted ? engine->state->stats_json.c_str() : "{}";
 }
 
-void hotplane_close(hotplane_engine* engine) { delete engine; }
+void hotplane_close(hotplane_engine* engine) {
+  if (engine == nullptr) return;
+  engine->state->cancel.Cancel(SIGTERM);
+  if (engine->boot.joinable()) {
+    // The boot's own callback cannot wait for it: what is left is freed by the boot's thread.
+    if (engine->state->CalledByItsOwnCallback()) {
+      engine->boot.detach();
+    } else {
+      engine->boot.join();
+    }
+  }
+  delete engine;
+}
 
 }  // extern "C"

@@ -46,6 +46,11 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
                       .Advice("leave --zero-mode out, or `hotplane build` with it first"));
   }
   engine->generation_id_ = GenerationOf(engine->manifest_.identity);
+  if (engine->generation_ != nullptr) {
+    engine->options_.records.worker_count = options.worker_count;
+    engine->records_ =
+        std::make_unique<ExpertRecords>(*engine->generation_, engine->options_.records);
+  }
   return engine;
 }
 
@@ -287,6 +292,10 @@ Result<void> Engine::RunSession(size_t begin, size_t end) {
   const Result<void> ran = session->Run([&](const BootedLayer& layer) {
     if (building && options_.boot.progress != nullptr)
       options_.boot.progress->Add(bases_[layers_.size()]->bytes_store);
+    // Mapped pages may leave the page cache and come back unverified; landed ones stay.
+    if (!options.map && options.verify && !options.experts)
+      records_->reader().SetResident(layer.ordinal,
+                                     {layer.planes13, layer.sc13, layer.planes2, layer.sc2});
     Publish(layer);
   });
   AddReport(*session, start_seconds, begin);

@@ -19,6 +19,7 @@
 #include "boot/build.h"
 #include "boot/plan.h"
 #include "engine/cold_layers.h"
+#include "engine/expert_records.h"
 #include "store/store.h"
 
 namespace hotplane {
@@ -41,7 +42,8 @@ struct EngineOptions {
   uint32_t shard_rank = 0;
   uint32_t shard_world = 1;
 
-  BootOptions boot;    // `pool` is set by the engine; `map`: every base on the host
+  BootOptions boot;       // `pool` is set by the engine; `map`: every base on the host
+  RecordOptions records;  // `worker_count` is set by the engine
   BuildOptions build;  // of what has to be built; `zero_mode` and the tiers are set by the engine
   std::optional<ZeroMode> zero_mode;  // none: the generation's; kAuto where there is none yet
   bool dry_run = false;               // nothing is created; Boot must not be called
@@ -81,6 +83,22 @@ class Engine {
   double limit_bytes_per_second() const { return limit_bytes_per_second_; }  // 0: not measured
   // One JSON object, with the keys that docs/cli.md lists for `boot`. REQUIRES Boot was called.
   std::string ReportJson() const;
+
+  // One expert's record, from any thread, once the engine is open; with or without a boot, and
+  // after one that failed. Each read is verified on its own; see RecordReader for errors and
+  // sizes.
+  Result<void> ReadDelta(uint32_t layer, uint32_t expert, std::span<std::byte> destination) {
+    return records_->Read(RecordKind::kDelta, {layer, expert}, destination);
+  }
+  Result<void> ReadFp4(uint32_t layer, uint32_t expert, std::span<std::byte> destination) {
+    return records_->Read(RecordKind::kFp4, {layer, expert}, destination);
+  }
+  Result<void> ReadBase(uint32_t layer, uint32_t expert, std::span<std::byte> destination) {
+    return records_->Read(RecordKind::kBase, {layer, expert}, destination);
+  }
+  // The same in batches, through caches, and presence. The engine outlives its pinned records.
+  // REQUIRES a generation: all but the dry run of a store that is not there yet have one.
+  ExpertRecords& records() { return *records_; }
 
  private:
   Engine(Env& env, const EngineOptions& options) : env_(env), options_(options) {}
@@ -125,6 +143,7 @@ class Engine {
   std::optional<Status> failure_;
   bool ended_ = false;
   BootReport report_;
+  std::unique_ptr<ExpertRecords> records_;  // after what it reads from; null without a generation
   double limit_bytes_per_second_ = 0;
 };
 

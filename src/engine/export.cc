@@ -4,32 +4,10 @@
 #include <vector>
 
 #include "base/format_text.h"
-#include "base/units.h"
+#include "engine/record_reader.h"
 
 namespace hotplane {
 namespace {
-
-// One expert's piece of a section, verified.
-Result<std::vector<std::byte>> ReadPiece(const LayerFile& file, std::string_view role,
-                                         uint32_t expert) {
-  const LayerLayout& layout = file.layout();
-  const Section* const section = layout.Find(role);
-  const auto section_index = static_cast<int32_t>(section - layout.sections.data());
-  const uint64_t begin = layout.PieceOffset(*section, expert);
-  std::vector<std::byte> bytes(section->expert_bytes);
-  HP_TRY(ReadFully(file.file(), begin, bytes));
-  const auto first =
-      std::lower_bound(file.chunks().begin(), file.chunks().end(), begin,
-                       [](const Chunk& chunk, uint64_t offset) { return chunk.offset < offset; });
-  for (auto chunk = first; chunk != file.chunks().end(); ++chunk) {
-    if (chunk->section != section_index || chunk->expert != expert) break;
-    const auto index = static_cast<size_t>(chunk - file.chunks().begin());
-    const uint64_t found =
-        Checksum64(std::span(bytes).subspan(chunk->offset - begin, chunk->bytes));
-    if (found != file.checksums()[index]) return Fail(file.ChunkError(index, found));
-  }
-  return bytes;
-}
 
 class Exporter {
  public:
@@ -40,6 +18,8 @@ class Exporter {
 
  private:
   Result<void> OpenFiles();
+  Result<std::vector<std::byte>> ReadPart(const LayerFile& file, std::string_view role,
+                                          uint32_t expert) const;
   Result<std::vector<std::byte>> Piece(uint32_t expert) const;
   bool delta() const { return options_.part == "fp13" || options_.part == "fp2"; }
 
@@ -64,25 +44,24 @@ Result<void> Exporter::OpenFiles() {
   return {};
 }
 
+Result<std::vector<std::byte>> Exporter::ReadPart(const LayerFile& file, std::string_view role,
+                                                  uint32_t expert) const {
+  std::vector<std::byte> bytes(file.layout().Find(role)->expert_bytes);
+  uint64_t reread_bytes = 0;
+  HP_TRY(ReadPiece(generation_.env(), file, role, expert, bytes, reread_bytes));
+  return bytes;
+}
+
 Result<std::vector<std::byte>> Exporter::Piece(uint32_t expert) const {
-  HP_ASSIGN(std::vector<std::byte> stored, ReadPiece(*file_, options_.part, expert));
+  HP_ASSIGN(std::vector<std::byte> stored, ReadPart(*file_, options_.part, expert));
   if (!base_) return stored;
   const LayerGeometry& g = file_->layout().geometry;
   const bool w13 = options_.part == "fp13";
   HP_ASSIGN(const std::vector<std::byte> codes,
-            ReadPiece(*base_, w13 ? "planes13" : "planes2", expert));
-  const size_t n = w13 ? g.n13() : g.n2();
-  const size_t k = w13 ? g.k13() : g.k2();
-  std::vector<std::byte> nibbles(NibblePlaneBytes(n, k));
-  if (!kernels_->merge(codes.data(), stored.data(), n, k, nibbles.data()))
-    return Fail(Status::Data(Text("{} of expert {} in layer {} does not fit its base codes",
-                                  options_.part, expert, options_.layer))
-                    .File(file_->file().path())
-                    .At(file_->layout().PieceOffset(*file_->layout().Find(options_.part), expert))
-                    .Expected("quintal words 0 to 624 that fit the codes of the base tier")
-                    .Found("a word that no packer writes")
-                    .Advice("the two tiers were not built from the same weights: remove this "
-                            "file and build the layer's delta tier again"));
+            ReadPart(*base_, w13 ? "planes13" : "planes2", expert));
+  std::vector<std::byte> nibbles(w13 ? NibblePlaneBytes(g.n13(), g.k13())
+                                     : NibblePlaneBytes(g.n2(), g.k2()));
+  HP_TRY(MergePart(*kernels_, *file_, options_.part, expert, codes, stored, nibbles));
   return nibbles;
 }
 

@@ -63,5 +63,15 @@ export PKG_CONFIG_PATH
   $(pkg-config --cflags --libs hotplane)
 LD_LIBRARY_PATH=$(dirname "$library") "$work/plain" "$work/store"
 
+echo "== the examples by pkg-config"
+# shellcheck disable=SC2046
+"$cc" -std=c99 -pedantic -Wall -Werror -o "$work/boot" "$source/examples/boot.c" \
+  $(pkg-config --cflags --libs hotplane)
+# shellcheck disable=SC2046
+"$cxx" -std=c++17 -Wall -Werror -o "$work/records" "$source/examples/records.cpp" \
+  $(pkg-config --cflags --libs hotplane)
+LD_LIBRARY_PATH=$(dirname "$library") "$work/boot" "$work/store"
+LD_LIBRARY_PATH=$(dirname "$library") "$work/records" "$work/store"
+
 [ "$(pkg-config --modversion hotplane)" = "$(cat "$source/VERSION")" ] ||
   die "pkg-config tells another version than VERSION"

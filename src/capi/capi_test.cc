@@ -1,0 +1,390 @@
+// The C API under hostile use, and from several threads. What its bytes must be is checked by the C
+// program of tests/capi.
+#include <gtest/gtest.h>
+#include <hotplane/hotplane.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <fstream>
+#include <hotplane/engine.hpp>
+#include <thread>
+
+#include "engine/synth.h"
+#include "io/test_directory.h"
+#include "store/store.h"
+
+namespace {
+
+using hotplane::Encoding;
+
+class CapiTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    hotplane::SynthStoreOptions options;
+    options.geometry = {.experts = 4, .hidden = 128, .intermediate = 64};
+    options.layers = 3;
+    options.encodings = {Encoding::kBase, Encoding::kDeltaQuintal};
+    options.worker_count = 1;
+    const auto made = hotplane::SynthStore(hotplane::PosixEnv(), store_, options);
+    ASSERT_TRUE(made.has_value()) << made.error().ToString();
+    generation_ = made->generation;
+  }
+
+  std::string PathOf(const std::string& file) const {
+    return store_ + "/" + generation_ + "/" + file;
+  }
+  // Changes two bytes of the first chunk of the data region.
+  static void Damage(const std::string& path) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    for (const int offset : {8192 + 5, 8192 + 77}) {
+      file.seekg(offset);
+      const int byte = file.get();
+      file.seekp(offset);
+      file.put(static_cast<char>(byte ^ 1));
+    }
+    ASSERT_TRUE(file.good());
+  }
+  hotplane_engine* Open(const hotplane_boot_options* options = nullptr) const {
+    hotplane_engine* engine = nullptr;
+    EXPECT_EQ(hotplane_open(store_.c_str(), options, &engine), HOTPLANE_OK)
+        << hotplane_last_error();
+    return engine;
+  }
+
+  const hotplane::TestDirectory directory_;
+  const std::string store_ = directory_.path() + "/store";
+  std::string generation_;
+};
+
+hotplane_boot_options Options() {
+  hotplane_boot_options options;
+  hotplane_boot_options_init(&options);
+  return options;
+}
+
+TEST_F(CapiTest, NullsAreWrongUsageNotCrashes) {
+  hotplane_engine* engine = Open();
+  hotplane_engine* other = engine;
+  hotplane_layer layer;
+  hotplane_layer_init(&layer);
+  size_t size = 0;
+  hotplane_record* record = nullptr;
+  const uint32_t expert = 0;
+  void* destination = nullptr;
+  char buffer[8];
+  const hotplane_code codes[] = {
+      hotplane_open(nullptr, nullptr, &other),
+      hotplane_open(store_.c_str(), nullptr, nullptr),
+      hotplane_boot(nullptr, nullptr, nullptr),
+      hotplane_start(nullptr),
+      hotplane_wait(nullptr),
+      hotplane_wait_layer(nullptr, 0, &layer),
+      hotplane_wait_layer(engine, 0, nullptr),
+      hotplane_get_layer(nullptr, 0, &layer),
+      hotplane_get_layer(engine, 0, nullptr),
+      hotplane_get_last_error(nullptr),
+      hotplane_describe(nullptr, nullptr),
+      hotplane_describe(engine, nullptr),
+      hotplane_describe_layer(nullptr, 0, nullptr),
+      hotplane_describe_layer(engine, 0, nullptr),
+      hotplane_record_bytes(nullptr, HOTPLANE_BASE, 0, &size),
+      hotplane_record_bytes(engine, HOTPLANE_BASE, 0, nullptr),
+      hotplane_read_record(nullptr, HOTPLANE_BASE, 0, 0, buffer, 8),
+      hotplane_read_record(engine, HOTPLANE_BASE, 0, 0, nullptr, 8),
+      hotplane_read_records(engine, HOTPLANE_BASE, 0, nullptr, nullptr, 1, 8),
+      hotplane_read_records(engine, HOTPLANE_BASE, 0, &expert, &destination, 1, 8),
+      hotplane_record_get(nullptr, HOTPLANE_BASE, 0, 0, 0, &record),
+      hotplane_record_get(engine, HOTPLANE_BASE, 0, 0, 0, nullptr),
+      hotplane_record_look(nullptr, nullptr),
+      hotplane_prefetch(nullptr, HOTPLANE_BASE, 0, &expert, 1, nullptr),
+      hotplane_prefetch(engine, HOTPLANE_BASE, 0, nullptr, 1, nullptr),
+      hotplane_get_cache_stats(engine, HOTPLANE_BASE, nullptr),
+      hotplane_get_cache_stats(nullptr, HOTPLANE_BASE, nullptr),
+  };
+  for (size_t i = 0; i < std::size(codes); ++i) EXPECT_EQ(codes[i], HOTPLANE_USAGE) << i;
+  EXPECT_EQ(other, nullptr);
+  EXPECT_EQ(hotplane_layer_count(nullptr), 0u);
+  EXPECT_STREQ(hotplane_stats_json(nullptr), "{}");
+  hotplane_layer_init(nullptr);
+  hotplane_boot_options_init(nullptr);
+  hotplane_record_release(nullptr);
+  hotplane_close(nullptr);
+  hotplane_close(engine);
+}
+
+TEST_F(CapiTest, StructsOfOtherSizesAreRefusedOrFilledAsFarAsTheyGo) {
+  hotplane_boot_options options = Options();
+  const size_t first_version = offsetof(hotplane_boot_options, delta_cache_bytes);
+  for (const size_t bytes : {size_t{0}, size_t{7}, sizeof(size_t), sizeof(size_t) + 4,
+                             first_version - 1, first_version + 1, sizeof(options) + 8, SIZE_MAX}) {
+    options.struct_bytes = bytes;
+    hotplane_engine* engine = nullptr;
+    EXPECT_EQ(hotplane_open(store_.c_str(), &options, &engine), HOTPLANE_USAGE) << bytes;
+    EXPECT_EQ(engine, nullptr);
+  }
+  options.struct_bytes = first_version;
+  options.delta_cache_bytes = 1;  // beyond the caller's struct: not looked at
+  hotplane_engine* engine = Open(&options);
+  ASSERT_EQ(hotplane_start(engine), HOTPLANE_OK);
+  ASSERT_EQ(hotplane_wait(engine), HOTPLANE_OK);
+
+  hotplane_layer layer;
+  std::memset(&layer, 0x5a, sizeof(layer));
+  for (const size_t bytes : {size_t{0}, size_t{8}, offsetof(hotplane_layer, sc2_bytes), SIZE_MAX}) {
+    layer.struct_bytes = bytes;
+    EXPECT_EQ(hotplane_get_layer(engine, 0, &layer), HOTPLANE_USAGE) << bytes;
+    EXPECT_EQ(layer.experts, 0x5a5a5a5au);
+  }
+  layer.struct_bytes = offsetof(hotplane_layer, planes13_stride);
+  EXPECT_EQ(hotplane_get_layer(engine, 0, &layer), HOTPLANE_OK);
+  EXPECT_EQ(layer.experts, 4u);
+  EXPECT_EQ(layer.sc2_offset, 0x5a5a5a5a5a5a5a5au);
+
+  hotplane_store store;
+  store.struct_bytes = 3;
+  EXPECT_EQ(hotplane_describe(engine, &store), HOTPLANE_USAGE);
+  hotplane_close(engine);
+}
+
+TEST_F(CapiTest, WhatTheStoreDoesNotHaveIsWrongUsage) {
+  hotplane_engine* engine = Open();
+  hotplane_layer_info info;
+  hotplane_layer_info_init(&info);
+  EXPECT_EQ(hotplane_describe_layer(engine, 3, &info), HOTPLANE_USAGE);
+  size_t bytes = 77;
+  EXPECT_EQ(hotplane_record_bytes(engine, HOTPLANE_DELTA, UINT32_MAX, &bytes), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_record_bytes(engine, static_cast<hotplane_kind>(9), 0, &bytes),
+            HOTPLANE_USAGE);
+  EXPECT_EQ(bytes, 77u);
+  ASSERT_EQ(hotplane_record_bytes(engine, HOTPLANE_DELTA, 0, &bytes), HOTPLANE_OK);
+  std::vector<char> buffer(bytes + 1);
+  EXPECT_EQ(hotplane_read_record(engine, HOTPLANE_DELTA, 0, 4, buffer.data(), bytes),
+            HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_read_record(engine, HOTPLANE_DELTA, 0, 0, buffer.data(), bytes + 1),
+            HOTPLANE_USAGE);
+  hotplane_record* record = nullptr;
+  EXPECT_EQ(hotplane_record_get(engine, HOTPLANE_DELTA, 3, 0, 0, &record), HOTPLANE_USAGE);
+  EXPECT_EQ(record, nullptr);
+  const uint32_t experts[] = {1, 4};
+  EXPECT_EQ(hotplane_prefetch(engine, HOTPLANE_DELTA, 0, experts, 2, &bytes), HOTPLANE_USAGE);
+  hotplane_layer layer;
+  hotplane_layer_init(&layer);
+  EXPECT_EQ(hotplane_wait(engine), HOTPLANE_USAGE);  // none was started: no endless wait
+  EXPECT_EQ(hotplane_wait_layer(engine, 0, &layer), HOTPLANE_USAGE);
+  ASSERT_EQ(hotplane_start(engine), HOTPLANE_OK);
+  EXPECT_EQ(hotplane_start(engine), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_wait_layer(engine, 3, &layer), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_get_layer(engine, 3, &layer), HOTPLANE_USAGE);
+  hotplane_close(engine);
+}
+
+TEST_F(CapiTest, AnErrorIsToldByField) {
+  hotplane_engine* engine = nullptr;
+  EXPECT_EQ(hotplane_open((store_ + "/none").c_str(), nullptr, &engine), HOTPLANE_USAGE);
+  EXPECT_EQ(engine, nullptr);
+
+  engine = Open();
+  size_t bytes = 0;
+  ASSERT_EQ(hotplane_record_bytes(engine, HOTPLANE_DELTA, 1, &bytes), HOTPLANE_OK);
+  std::vector<char> buffer(bytes);
+  EXPECT_EQ(hotplane_read_record(engine, HOTPLANE_DELTA, 1, 0, buffer.data(), bytes), HOTPLANE_OK);
+  Damage(PathOf("layer-0001.delta-quintal"));
+  ASSERT_EQ(hotplane_read_record(engine, HOTPLANE_DELTA, 1, 0, buffer.data(), bytes),
+            HOTPLANE_DATA);
+  hotplane_error error;
+  hotplane_error_init(&error);
+  ASSERT_EQ(hotplane_get_last_error(&error), HOTPLANE_OK);
+  EXPECT_EQ(error.code, HOTPLANE_DATA);
+  EXPECT_EQ(error.file, PathOf("layer-0001.delta-quintal"));
+  EXPECT_EQ(error.has_offset, 1);
+  EXPECT_EQ(error.offset, 8192u);
+  EXPECT_NE(std::strstr(error.what, "layer 1, section fp13, expert 0"), nullptr);
+  EXPECT_NE(std::strstr(error.expected, "xxh3-64"), nullptr);
+  EXPECT_NE(std::strstr(error.found, "xxh3-64"), nullptr);
+  EXPECT_STRNE(error.advice, "");
+  EXPECT_NE(std::strstr(hotplane_last_error(), error.what), nullptr);
+  // Another thread has not failed.
+  std::thread([] {
+    hotplane_error other;
+    hotplane_error_init(&other);
+    EXPECT_EQ(hotplane_get_last_error(&other), HOTPLANE_OK);
+    EXPECT_EQ(other.code, HOTPLANE_OK);
+    EXPECT_STREQ(other.what, "");
+  }).join();
+  // The others of the layer, and other layers, go on.
+  EXPECT_EQ(hotplane_read_record(engine, HOTPLANE_DELTA, 1, 1, buffer.data(), bytes), HOTPLANE_OK);
+  EXPECT_EQ(hotplane_read_record(engine, HOTPLANE_DELTA, 0, 0, buffer.data(), bytes), HOTPLANE_OK);
+  hotplane_close(engine);
+}
+
+TEST_F(CapiTest, CallsAfterAFailedBoot) {
+  Damage(PathOf("layer-0002.base"));
+  hotplane_boot_options options = Options();
+  options.workers = 1;
+  hotplane_engine* engine = Open(&options);
+  ASSERT_EQ(hotplane_start(engine), HOTPLANE_OK);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(hotplane_wait(engine), HOTPLANE_DATA);
+    EXPECT_NE(std::strstr(hotplane_last_error(), "layer-0002.base"), nullptr);
+  }
+  hotplane_layer layer;
+  hotplane_layer_init(&layer);
+  EXPECT_EQ(hotplane_wait_layer(engine, 2, &layer), HOTPLANE_DATA);
+  EXPECT_EQ(hotplane_start(engine), HOTPLANE_USAGE);
+  EXPECT_STREQ(hotplane_stats_json(engine), "{}");
+  // What was published stays, and so do the records of sound layers.
+  const uint32_t published = hotplane_layer_count(engine);
+  EXPECT_LT(published, 3u);
+  for (uint32_t i = 0; i < published; ++i)
+    EXPECT_EQ(hotplane_wait_layer(engine, i, &layer), HOTPLANE_OK);
+  hotplane_record* record = nullptr;
+  EXPECT_EQ(hotplane_record_get(engine, HOTPLANE_FULL, 0, 1, 0, &record), HOTPLANE_OK);
+  hotplane_record_release(record);
+  hotplane_close(engine);
+
+  EXPECT_EQ(hotplane_boot(store_.c_str(), nullptr, &engine), HOTPLANE_DATA);
+  EXPECT_EQ(engine, nullptr);
+}
+
+TEST_F(CapiTest, EnginesBootSideBySideFromSeveralThreads) {
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      std::atomic<uint32_t> called{0};
+      hotplane_boot_options options = Options();
+      options.map = t % 2;
+      options.workers = 2;
+      options.user = &called;
+      options.on_layer = [](void* user, const hotplane_layer* layer) {
+        auto& count = *static_cast<std::atomic<uint32_t>*>(user);
+        if (layer->ordinal == count.load()) ++count;
+      };
+      hotplane_engine* engine = nullptr;
+      if (hotplane_boot(store_.c_str(), &options, &engine) != HOTPLANE_OK) ++wrong;
+      if (called.load() != 3 || hotplane_layer_count(engine) != 3) ++wrong;
+      size_t bytes = 0;
+      (void)hotplane_record_bytes(engine, HOTPLANE_FULL, 1, &bytes);
+      std::vector<char> record(bytes);
+      if (hotplane_read_record(engine, HOTPLANE_FULL, 1, 2, record.data(), bytes) != HOTPLANE_OK)
+        ++wrong;
+      hotplane_close(engine);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST_F(CapiTest, ManyThreadsUseOneEngineWhileItBoots) {
+  hotplane_boot_options options = Options();
+  options.full_cache_bytes = 3 * 128 * 64 * 3 / 2;
+  hotplane_engine* engine = Open(&options);
+  std::atomic<int> wrong{0};
+  std::atomic<int> started{0};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      if (hotplane_start(engine) == HOTPLANE_OK) ++started;
+      hotplane_layer layer;
+      hotplane_layer_init(&layer);
+      for (uint32_t i = 0; i < 3; ++i) {
+        if (hotplane_wait_layer(engine, i, &layer) != HOTPLANE_OK || layer.ordinal != i) ++wrong;
+        hotplane_record* record = nullptr;
+        if (hotplane_record_get(engine, HOTPLANE_FULL, i, t, 0, &record) != HOTPLANE_OK) ++wrong;
+        hotplane_record_release(record);
+      }
+      if (hotplane_wait(engine) != HOTPLANE_OK) ++wrong;
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong.load(), 0);
+  EXPECT_EQ(started.load(), 1);
+  hotplane_close(engine);
+}
+
+struct Reentrant {
+  std::atomic<hotplane_engine*> engine{nullptr};
+  std::atomic<hotplane_code> waited{HOTPLANE_OK};
+  std::atomic<hotplane_code> read{HOTPLANE_SYSTEM};
+  std::atomic<bool> close{false};
+  std::atomic<bool> closed{false};
+};
+
+void OnLayer(void* user, const hotplane_layer* layer) {
+  auto& self = *static_cast<Reentrant*>(user);
+  while (self.engine.load() == nullptr) std::this_thread::yield();
+  if (layer->ordinal != 0) return;
+  hotplane_engine* const engine = self.engine.load();
+  self.waited = hotplane_wait(engine);
+  std::vector<char> first(3 * 128 * 64 / 2), second(first.size());
+  void* destinations[] = {first.data(), second.data()};
+  const uint32_t experts[] = {0, 1};
+  self.read =
+      hotplane_read_records(engine, HOTPLANE_FULL, 1, experts, destinations, 2, first.size());
+  if (!self.close.load()) return;
+  hotplane_close(engine);
+  self.closed = true;
+}
+
+TEST_F(CapiTest, ACallbackReadsRecordsAndCannotWaitForItself) {
+  // Static: a boot that its own callback closed ends when it likes.
+  static Reentrant selves[2];
+  for (const bool close : {false, true}) {
+    Reentrant& self = selves[close ? 1 : 0];
+    self.close = close;
+    hotplane_boot_options options = Options();
+    options.on_layer = &OnLayer;
+    options.user = &self;
+    hotplane_engine* engine = Open(&options);
+    ASSERT_EQ(hotplane_start(engine), HOTPLANE_OK);
+    self.engine = engine;
+    if (close) {
+      while (!self.closed.load()) std::this_thread::yield();
+    } else {
+      EXPECT_EQ(hotplane_wait(engine), HOTPLANE_OK);
+      hotplane_close(engine);
+    }
+    EXPECT_EQ(self.waited.load(), HOTPLANE_USAGE);
+    EXPECT_EQ(self.read.load(), HOTPLANE_OK);
+  }
+}
+
+TEST_F(CapiTest, CloseEndsABootThatStillRuns) {
+  for (int i = 0; i < 20; ++i) {
+    hotplane_engine* engine = Open();
+    ASSERT_EQ(hotplane_start(engine), HOTPLANE_OK);
+    hotplane_close(engine);
+  }
+}
+
+TEST_F(CapiTest, TheCppApiWrapsAllOfIt) {
+  namespace api = hotplane::api;
+  EXPECT_EQ(api::Engine::Open(store_ + "/none").error().code, HOTPLANE_USAGE);
+  uint32_t called = 0;
+  api::BootOptions options;
+  options.delta_cache_bytes = 1 << 20;
+  options.on_layer = [&](const hotplane_layer&) { ++called; };
+  api::Engine opened = *api::Engine::Open(store_, options);
+  api::Engine engine = std::move(opened);
+  EXPECT_EQ(engine.Describe()->layer_count, 3u);
+  EXPECT_EQ(engine.Describe()->generation, generation_);
+  EXPECT_EQ(engine.DescribeLayers()->at(2).delta, HOTPLANE_PRESENT);
+  EXPECT_EQ(engine.WaitLayer(0).error().code, HOTPLANE_USAGE);
+  ASSERT_TRUE(engine.Start().has_value());
+  EXPECT_EQ(engine.WaitLayer(2)->ordinal, 2u);
+  ASSERT_TRUE(engine.Wait().has_value());
+  EXPECT_EQ(called, 3u);
+  EXPECT_EQ(engine.Layers().size(), 3u);
+  const std::vector<std::byte> read = engine.ReadRecord(HOTPLANE_DELTA, 1, 3).value();
+  std::vector<std::byte> batched(read.size());
+  ASSERT_TRUE(engine.ReadRecords(HOTPLANE_DELTA, 1, {3}, {batched.data()}).has_value());
+  EXPECT_EQ(read, batched);
+  EXPECT_FALSE(engine.ReadRecords(HOTPLANE_DELTA, 1, {3, 2}, {batched.data()}).has_value());
+  EXPECT_EQ(engine.Prefetch(HOTPLANE_DELTA, 1, {0, 1, 2, 3}).value(), 4u);
+  const api::Record record = engine.GetRecord(HOTPLANE_DELTA, 1, 3).value();
+  const hotplane_record_view view = record.View();
+  EXPECT_EQ(std::memcmp(view.parts[0], read.data(), view.part_bytes[0]), 0);
+  EXPECT_EQ(engine.CacheStats(HOTPLANE_DELTA).hits, 1u);
+  EXPECT_EQ(engine.GetRecord(HOTPLANE_DELTA, 1, 4).error().code, HOTPLANE_USAGE);
+}
+
+}  // namespace

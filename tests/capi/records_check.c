@@ -1,0 +1,191 @@
+/* records_check STORE DIR: every byte that the C API hands out of the store is the one that
+ * `hotplane export` wrote to DIR/<layer>.<part>. */
+#include <hotplane/hotplane.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char* exported_directory;
+
+static void die(const char* what) {
+  fprintf(stderr, "records_check: %s\n%s\n", what, hotplane_last_error());
+  exit(1);
+}
+
+static void must(hotplane_code code, const char* what) {
+  if (code != HOTPLANE_OK) die(what);
+}
+
+/* The whole of DIR/<layer>.<part>; of the caller. */
+static unsigned char* exported(uint32_t layer, const char* part, size_t* bytes) {
+  char path[4096];
+  FILE* file;
+  unsigned char* content;
+  long size;
+  snprintf(path, sizeof(path), "%s/%u.%s", exported_directory, (unsigned)layer, part);
+  file = fopen(path, "rb");
+  if (file == NULL || fseek(file, 0, SEEK_END) != 0 || (size = ftell(file)) < 0) die(path);
+  rewind(file);
+  content = malloc((size_t)size);
+  if (content == NULL || fread(content, 1, (size_t)size, file) != (size_t)size) die(path);
+  fclose(file);
+  *bytes = (size_t)size;
+  return content;
+}
+
+/* One expert's record as the exported parts say it must be; of the caller. */
+static unsigned char* truth(const hotplane_layer_info* info, uint32_t expert,
+                            const char* const* parts, size_t part_count, size_t* bytes) {
+  unsigned char* record = NULL;
+  size_t i;
+  *bytes = 0;
+  for (i = 0; i < part_count; ++i) {
+    size_t all;
+    unsigned char* content = exported(info->ordinal, parts[i], &all);
+    const size_t one = all / info->experts;
+    record = realloc(record, *bytes + one);
+    if (record == NULL) die("out of memory");
+    memcpy(record + *bytes, content + one * expert, one);
+    *bytes += one;
+    free(content);
+  }
+  return record;
+}
+
+static void check_record(hotplane_engine* engine, const hotplane_layer_info* info,
+                         hotplane_kind kind, uint32_t expert, const unsigned char* expected,
+                         size_t bytes) {
+  unsigned char* read = malloc(bytes);
+  unsigned char* batched = malloc(bytes);
+  void* destinations[1];
+  hotplane_record* record;
+  hotplane_record_view view;
+  size_t told = 0;
+  size_t offset = 0;
+  uint32_t i;
+
+  must(hotplane_record_bytes(engine, kind, info->ordinal, &told), "record_bytes");
+  if (told != bytes) die("a record has another size than what was exported");
+  must(hotplane_read_record(engine, kind, info->ordinal, expert, read, bytes), "read_record");
+  if (memcmp(read, expected, bytes) != 0) die("a record differs from what was exported");
+  destinations[0] = batched;
+  must(hotplane_read_records(engine, kind, info->ordinal, &expert, destinations, 1, bytes),
+       "read_records");
+  if (memcmp(batched, expected, bytes) != 0) die("a batched record differs");
+  must(hotplane_record_get(engine, kind, info->ordinal, expert, expert % 2, &record), "record_get");
+  hotplane_record_view_init(&view);
+  must(hotplane_record_look(record, &view), "record_look");
+  if (view.part_count != (kind == HOTPLANE_BASE ? 4u : 2u)) die("another number of parts");
+  for (i = 0; i < view.part_count; ++i) {
+    if (memcmp(view.parts[i], expected + offset, view.part_bytes[i]) != 0)
+      die("a pinned record differs");
+    offset += view.part_bytes[i];
+  }
+  if (offset != bytes) die("the parts of a pinned record are not the record");
+  hotplane_record_release(record);
+  free(read);
+  free(batched);
+}
+
+static void check_records(hotplane_engine* engine, const hotplane_layer_info* info) {
+  static const char* const kBase[] = {"planes13", "sc13", "planes2", "sc2"};
+  static const char* const kFull[] = {"fp13", "fp2"};
+  static const char* const kDelta[] = {"fp13.encoded", "fp2.encoded"};
+  uint32_t expert;
+  for (expert = 0; expert < info->experts; expert += 5) {
+    size_t bytes;
+    unsigned char* expected = truth(info, expert, kBase, 4, &bytes);
+    check_record(engine, info, HOTPLANE_BASE, expert, expected, bytes);
+    free(expected);
+    expected = truth(info, expert, kFull, 2, &bytes);
+    check_record(engine, info, HOTPLANE_FULL, expert, expected, bytes);
+    free(expected);
+    expected = truth(info, expert, kDelta, 2, &bytes);
+    check_record(engine, info, HOTPLANE_DELTA, expert, expected, bytes);
+    free(expected);
+  }
+}
+
+static void check_part(uint32_t layer, const char* name, const void* part, size_t bytes,
+                       size_t stride, uint32_t experts) {
+  size_t exported_bytes;
+  unsigned char* expected = exported(layer, name, &exported_bytes);
+  if (exported_bytes != bytes || stride * experts != bytes || memcmp(part, expected, bytes) != 0)
+    die("a booted part differs from what was exported");
+  free(expected);
+}
+
+static void check_layer(const hotplane_layer* layer) {
+  const unsigned char* base = layer->planes13;
+  check_part(layer->ordinal, "planes13", base, layer->planes13_bytes, layer->planes13_stride,
+             layer->experts);
+  check_part(layer->ordinal, "sc13", base + layer->sc13_offset, layer->sc13_bytes,
+             layer->sc13_stride, layer->experts);
+  check_part(layer->ordinal, "planes2", base + layer->planes2_offset, layer->planes2_bytes,
+             layer->planes2_stride, layer->experts);
+  check_part(layer->ordinal, "sc2", base + layer->sc2_offset, layer->sc2_bytes, layer->sc2_stride,
+             layer->experts);
+  if (layer->sc2 != base + layer->sc2_offset) die("an offset is not that of its pointer");
+}
+
+int main(int argc, char** argv) {
+  hotplane_boot_options options;
+  hotplane_engine* engine;
+  hotplane_store store;
+  hotplane_cache_stats stats;
+  hotplane_record* kept;
+  hotplane_record_view view;
+  uint32_t layer;
+  int booted;
+
+  if (argc != 3) return 2;
+  exported_directory = argv[2];
+  hotplane_boot_options_init(&options);
+  options.delta_cache_bytes = 4 << 20;
+  must(hotplane_open(argv[1], &options, &engine), "open");
+  hotplane_store_init(&store);
+  must(hotplane_describe(engine, &store), "describe");
+  if (strlen(store.generation) != 32 || store.layer_count != 4) die("describe: another model");
+  if (hotplane_layer_count(engine) != 0) die("a store that was only opened has layers");
+
+  /* Records are the same before, while and after a boot. */
+  for (booted = 0; booted < 2; ++booted) {
+    for (layer = 0; layer < store.layer_count; ++layer) {
+      hotplane_layer_info info;
+      hotplane_layer_info_init(&info);
+      must(hotplane_describe_layer(engine, layer, &info), "describe_layer");
+      if (info.base != HOTPLANE_PRESENT || info.delta_encoding != HOTPLANE_QUINTALS)
+        die("describe_layer: a tier is missing");
+      check_records(engine, &info);
+    }
+    if (booted) break;
+    must(hotplane_start(engine), "start");
+    for (layer = 0; layer < store.layer_count; ++layer) {
+      hotplane_layer out;
+      hotplane_layer_init(&out);
+      must(hotplane_wait_layer(engine, layer, &out), "wait_layer");
+      check_layer(&out);
+    }
+    must(hotplane_wait(engine), "wait");
+  }
+  hotplane_cache_stats_init(&stats);
+  must(hotplane_get_cache_stats(engine, HOTPLANE_DELTA, &stats), "cache stats");
+  if (stats.hits == 0 || stats.misses == 0) die("the cache has not been used");
+  if (strstr(hotplane_stats_json(engine), "\"bytes_read\"") == NULL) die("no report");
+
+  /* A pinned record outlives the engine. */
+  must(hotplane_record_get(engine, HOTPLANE_DELTA, 1, 2, 0, &kept), "record_get");
+  hotplane_close(engine);
+  hotplane_record_view_init(&view);
+  must(hotplane_record_look(kept, &view), "record_look");
+  {
+    size_t bytes;
+    unsigned char* expected = exported(1, "fp13.encoded", &bytes);
+    if (memcmp(view.parts[0], expected + 2 * view.part_bytes[0], view.part_bytes[0]) != 0)
+      die("a record changed when its engine was closed");
+    free(expected);
+  }
+  hotplane_record_release(kept);
+  printf("%u layers, as exported\n", (unsigned)store.layer_count);
+  return 0;
+}
