@@ -39,8 +39,7 @@ PlanesWanted WantedPlanes(std::span<const Encoding> encodings) {
 uint64_t SourceBytes(const MoeLayer& layer) {
   uint64_t bytes = 0;
   for (const ExpertTensors& expert : layer.experts)
-    for (size_t p = 0; p < kProjectionCount; ++p)
-      bytes += expert.weight[p]->bytes + (expert.scale[p] != nullptr ? expert.scale[p]->bytes : 0);
+    for (const Tensor* tensor : expert.All()) bytes += tensor->bytes;
   return bytes;
 }
 
@@ -177,10 +176,8 @@ Result<size_t> Builder::ChooseWorkerCount() const {
                                                            : ReadMemoryLimit().available_bytes / 4;
   uint64_t workspace = 0;
   for (const uint32_t ordinal : pending_)
-    workspace =
-        std::max(workspace, ExpertQuantizer::WorkspaceBytes(model_.layers[ordinal].format,
-                                                            model_.layers[ordinal].geometry,
-                                                            WantedPlanes(options_.encodings)));
+    workspace = std::max(workspace, ExpertQuantizer::WorkspaceBytes(
+                                        model_.layers[ordinal], WantedPlanes(options_.encodings)));
   if (workspace > limit)
     return Fail(Status::Capacity("the staging of one expert does not fit in the staging limit")
                     .Expected(Text("at least {} ({} bytes)", FormatBytes(workspace), workspace))
@@ -249,6 +246,9 @@ Result<void> Builder::WritePieces(LayerJob& job, uint32_t expert, const ExpertPi
       HP_TRY(writer->WritePiece("sc13", expert, pieces.sc13));
       HP_TRY(writer->WritePiece("planes2", expert, pieces.planes2));
       HP_TRY(writer->WritePiece("sc2", expert, pieces.sc2));
+      if (pieces.bias13.empty()) continue;
+      HP_TRY(writer->WritePiece("bias13", expert, pieces.bias13));
+      HP_TRY(writer->WritePiece("bias2", expert, pieces.bias2));
     } else {
       const bool quintals = encoding == Encoding::kDeltaQuintal;
       HP_TRY(writer->WritePiece("fp13", expert, quintals ? pieces.quintals13 : pieces.nibbles13));
@@ -279,6 +279,7 @@ Result<void> Builder::BuildExpert(LayerJob& job, uint32_t expert, ExpertQuantize
 }
 
 Result<void> Builder::PublishJob(LayerJob& job) {
+  HP_TRY(checkpoint_.CheckUnchanged());
   SourceRecord record;
   record.generation = generation_->id();
   record.layer = job.layer->ordinal;

@@ -52,6 +52,7 @@ struct LayerGeometry {
   uint32_t experts = 0;       // E
   uint32_t hidden = 0;        // H, a multiple of 64
   uint32_t intermediate = 0;  // I, a multiple of 64
+  bool biases = false;        // of w13 [2I] and w2 [H]: float32 sections of the base file
   bool operator==(const LayerGeometry&) const = default;
 
   // w13 is [n13, k13] = [2I, H], w2 is [n2, k2] = [H, I].
