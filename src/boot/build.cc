@@ -64,8 +64,7 @@ std::vector<uint32_t> ExpertsInFileOrder(const MoeLayer& layer) {
 uint64_t SourceBytes(const MoeLayer& layer) {
   uint64_t bytes = 0;
   for (const ExpertTensors& expert : layer.experts)
-    for (size_t p = 0; p < kProjectionCount; ++p)
-      bytes += expert.weight[p]->bytes + (expert.scale[p] != nullptr ? expert.scale[p]->bytes : 0);
+    for (const Tensor* tensor : expert.All()) bytes += tensor->bytes;
   return bytes;
 }
 
@@ -112,6 +111,9 @@ Result<void> CheckpointBuilds::Unit::WritePieces(uint32_t expert, const ExpertPi
       HP_TRY(writer->WritePiece("sc13", expert, pieces.sc13));
       HP_TRY(writer->WritePiece("planes2", expert, pieces.planes2));
       HP_TRY(writer->WritePiece("sc2", expert, pieces.sc2));
+      if (pieces.bias13.empty()) continue;
+      HP_TRY(writer->WritePiece("bias13", expert, pieces.bias13));
+      HP_TRY(writer->WritePiece("bias2", expert, pieces.bias2));
     } else {
       const bool quintals = encoding == Encoding::kDeltaQuintal;
       HP_TRY(writer->WritePiece("fp13", expert, quintals ? pieces.quintals13 : pieces.nibbles13));
@@ -138,6 +140,7 @@ Result<void> CheckpointBuilds::Unit::RunStep(size_t step) {
 
 Result<void> CheckpointBuilds::Unit::Publish() {
   const TraceSpan span("publish", layer_.ordinal);
+  HP_TRY(owner_.checkpoint_.CheckUnchanged());
   SourceRecord record;
   record.generation = owner_.generation_.id();
   record.layer = layer_.ordinal;
@@ -230,9 +233,8 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
   for (const uint32_t layer : bases_later) workspace_layers_.push_back(&model_.layers[layer]);
   if (!bases_later.empty()) workspace_planes_.base = true;
   for (const MoeLayer* layer : workspace_layers_)
-    workspace_bytes_ = std::max(
-        workspace_bytes_,
-        ExpertQuantizer::WorkspaceBytes(layer->format, layer->geometry, workspace_planes_));
+    workspace_bytes_ =
+        std::max(workspace_bytes_, ExpertQuantizer::WorkspaceBytes(*layer, workspace_planes_));
   BuildQueueOptions queue;
   queue.batch_size = options_.batch_size;
   queue.cancel = options_.cancel;

@@ -25,8 +25,10 @@ Result<std::string> FirstDifference(const Generation& generation, const Checkpoi
   for (const MoeLayer& layer : model.layers) {
     HP_ASSIGN(const std::optional<SourceRecord> record, generation.ReadSourceRecord(layer.ordinal));
     if (!record) continue;
+    const auto tensors = SourceTensorsByName(layer);
     for (const SourceTensorDigest& entry : record->tensors) {
-      const Tensor* const tensor = checkpoint.Find(entry.name);
+      const auto found_tensor = tensors.find(entry.name);
+      const Tensor* const tensor = found_tensor == tensors.end() ? nullptr : found_tensor->second;
       if (tensor == nullptr) return Text("no tensor {}", entry.name);
       std::vector<std::byte> bytes(tensor->bytes);
       HP_TRY(checkpoint.Read(*tensor, 0, bytes));

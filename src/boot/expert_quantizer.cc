@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -15,25 +16,27 @@ namespace {
 // Each plane starts on a cache line of its own.
 constexpr uint64_t kPlaneAlignBytes = 64;
 
-uint64_t TensorBytesMax(SourceFormat format, const LayerGeometry& geometry) {
-  return std::max(geometry.intermediate * SourceRowBytes(format, geometry.hidden),
-                  geometry.hidden * SourceRowBytes(format, geometry.intermediate));
-}
-
-uint64_t ScaleBytesMax(SourceFormat format, const LayerGeometry& geometry) {
-  if (format != SourceFormat::kMxfp4) return 0;
-  return ScalePlaneBytes(geometry.intermediate, geometry.hidden);
-}
-
-uint64_t SourceBytes(SourceFormat format, const LayerGeometry& geometry) {
-  return RoundUp(TensorBytesMax(format, geometry), kPlaneAlignBytes) +
-         RoundUp(ScaleBytesMax(format, geometry), kPlaneAlignBytes);
+// The most source bytes that are in the workspace at once: those of one projection, or of gate and
+// up where their rows alternate. All experts of a layer are alike.
+uint64_t SourceBytes(const MoeLayer& layer) {
+  const ExpertTensors& expert = layer.experts.front();
+  std::array<uint64_t, kProjectionCount> bytes{};
+  uint64_t bias_bytes = 0;
+  for (size_t p = 0; p < kProjectionCount; ++p) {
+    for (const Tensor* tensor : {expert.weight[p], expert.scale[p], expert.global_scale[p]}) {
+      if (tensor != nullptr) bytes[p] += RoundUp(tensor->bytes, kPlaneAlignBytes);
+    }
+    if (expert.bias[p] != nullptr) bias_bytes += RoundUp(expert.bias[p]->bytes, kPlaneAlignBytes);
+  }
+  if (layer.interleaved_rows) bytes[0] += bytes[1];
+  return std::max({bytes[0], bytes[1], bytes[2], bias_bytes});
 }
 
 // Where each plane of an expert lies in the workspace.
 struct PlaneMap {
   uint64_t codes13 = 0, sc13 = 0, codes2 = 0, sc2 = 0;
   uint64_t nibbles13 = 0, nibbles2 = 0, quintals13 = 0, quintals2 = 0;
+  uint64_t bias13 = 0, bias2 = 0;
   uint64_t bytes = 0;
 };
 
@@ -51,39 +54,63 @@ PlaneMap MapPlanes(const LayerGeometry& g, PlanesWanted wanted) {
   place(wanted.nibbles, &map.nibbles2, NibblePlaneBytes(g.n2(), g.k2()));
   place(wanted.quintals, &map.quintals13, QuintalPlaneBytes(g.n13(), g.k13()));
   place(wanted.quintals, &map.quintals2, QuintalPlaneBytes(g.n2(), g.k2()));
+  place(wanted.base && g.biases, &map.bias13, g.n13() * sizeof(float));
+  place(wanted.base && g.biases, &map.bias2, g.n2() * sizeof(float));
   return map;
 }
 
 size_t ElementBytes(SourceFormat format) { return SourceRowBytes(format, 1); }
 
-bool IsFinite(SourceFormat format, const std::byte* element) {
-  if (format == SourceFormat::kF32) {
-    uint32_t bits;
-    std::memcpy(&bits, element, sizeof(bits));
-    return (bits & 0x7f800000u) != 0x7f800000u;
+float ReadFloat(Dtype dtype, const std::byte* from) {
+  if (dtype == Dtype::kF32) {
+    float value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
   }
   uint16_t bits;
-  std::memcpy(&bits, element, sizeof(bits));
-  const uint16_t exponent = format == SourceFormat::kBf16 ? 0x7f80 : 0x7c00;
-  return (bits & exponent) != exponent;
+  std::memcpy(&bits, from, sizeof(bits));
+  if (dtype == Dtype::kBf16) return std::bit_cast<float>(uint32_t{bits} << 16);
+  const int field = bits >> 10 & 31;
+  const int fraction = bits & 1023;
+  const float magnitude = field == 31 ? (fraction == 0 ? HUGE_VALF : NAN)
+                          : field == 0
+                              ? std::ldexp(static_cast<float>(fraction), -24)
+                              : std::ldexp(static_cast<float>(1024 + fraction), field - 25);
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-Status NotFinite(const Checkpoint& checkpoint, SourceFormat format, const Tensor& tensor,
-                 std::span<const std::byte> bytes, size_t k) {
-  const size_t step = ElementBytes(format);
-  size_t index = 0;
-  while (IsFinite(format, bytes.data() + index * step)) ++index;
-  return Status::Data(Text("{} holds a value that is not finite at row {}, column {}", tensor.name,
-                           index / k, index % k))
+bool IsFinite(SourceFormat format, const std::byte* element) {
+  switch (format) {
+    case SourceFormat::kFp8: return (*element & std::byte{0x7f}) != std::byte{0x7f};
+    case SourceFormat::kF32: return std::isfinite(ReadFloat(Dtype::kF32, element));
+    case SourceFormat::kF16: return std::isfinite(ReadFloat(Dtype::kF16, element));
+    default: return std::isfinite(ReadFloat(Dtype::kBf16, element));
+  }
+}
+
+// A byte that is no usable scale: `what` is "scale" or "value".
+Status BadElement(const Checkpoint& checkpoint, const Tensor& tensor, std::string_view what,
+                  uint64_t index, std::string found) {
+  const uint64_t columns = tensor.shape.empty() ? 1 : tensor.shape.back();
+  return Status::Data(Text("{} holds a {} at row {}, column {}", tensor.name, what, index / columns,
+                           index % columns))
       .File(checkpoint.files()[tensor.file])
-      .At(tensor.offset + index * step)
-      .Expected("finite weights")
-      .Found("NaN or infinity")
+      .At(tensor.offset + index * DtypeBytes(tensor.dtype))
+      .Found(std::move(found))
       .Advice("the checkpoint is damaged or was exported wrongly: fetch or convert it again");
 }
 
-Status BadScale(const Checkpoint& checkpoint, const Tensor& tensor,
-                std::span<const std::byte> scales) {
+Status NotFinite(const Checkpoint& checkpoint, SourceFormat format, const Tensor& tensor,
+                 std::span<const std::byte> bytes) {
+  const size_t step = ElementBytes(format);
+  size_t index = 0;
+  while (IsFinite(format, bytes.data() + index * step)) ++index;
+  return BadElement(checkpoint, tensor, "value that is not finite", index, "NaN or infinity")
+      .Expected("finite weights");
+}
+
+Status BadE8m0Scale(const Checkpoint& checkpoint, const Tensor& tensor,
+                    std::span<const std::byte> scales) {
   const auto bad = std::find(scales.begin(), scales.end(), std::byte{kE8m0NaN});
   const auto index = static_cast<uint64_t>(bad - scales.begin());
   const uint64_t blocks = tensor.shape.back();
@@ -96,11 +123,30 @@ Status BadScale(const Checkpoint& checkpoint, const Tensor& tensor,
       .Advice("the checkpoint is damaged or was exported wrongly: fetch or convert it again");
 }
 
+Status BadE4m3Scale(const Checkpoint& checkpoint, const Tensor& tensor,
+                    std::span<const std::byte> scales) {
+  const auto bad = std::find_if(scales.begin(), scales.end(),
+                                [](std::byte scale) { return scale > std::byte{0x7e}; });
+  const unsigned byte = std::to_integer<unsigned>(*bad);
+  return BadElement(checkpoint, tensor, "scale that is not usable",
+                    static_cast<uint64_t>(bad - scales.begin()),
+                    Text("byte 0x{:02x} ({})", byte, (byte & 0x7f) == 0x7f ? "NaN" : "negative"))
+      .Expected("e4m3 scales from 0 to 448");
+}
+
+PlaneOutputs Advance(const PlaneOutputs& out, size_t n, size_t k) {
+  PlaneOutputs at = out;
+  if (at.codes != nullptr) at.codes += CodePlaneBytes(n, k);
+  if (at.scales != nullptr) at.scales += ScalePlaneBytes(n, k);
+  if (at.nibbles != nullptr) at.nibbles += NibblePlaneBytes(n, k);
+  if (at.quintals != nullptr) at.quintals += QuintalPlaneBytes(n, k);
+  return at;
+}
+
 }  // namespace
 
-uint64_t ExpertQuantizer::WorkspaceBytes(SourceFormat format, const LayerGeometry& geometry,
-                                         PlanesWanted wanted) {
-  return SourceBytes(format, geometry) + MapPlanes(geometry, wanted).bytes;
+uint64_t ExpertQuantizer::WorkspaceBytes(const MoeLayer& layer, PlanesWanted wanted) {
+  return SourceBytes(layer) + MapPlanes(layer.geometry, wanted).bytes;
 }
 
 Result<ExpertQuantizer> ExpertQuantizer::Create(const Kernels& kernels,
@@ -112,7 +158,7 @@ Result<ExpertQuantizer> ExpertQuantizer::Create(const Kernels& kernels,
   uint64_t source_bytes = 0;
   uint64_t plane_bytes = 0;
   for (const MoeLayer* layer : layers) {
-    source_bytes = std::max(source_bytes, SourceBytes(layer->format, layer->geometry));
+    source_bytes = std::max(source_bytes, SourceBytes(*layer));
     plane_bytes = std::max(plane_bytes, MapPlanes(layer->geometry, wanted).bytes);
   }
   HP_ASSIGN(quantizer.source_, HugeBuffer::Allocate(source_bytes));
@@ -120,42 +166,161 @@ Result<ExpertQuantizer> ExpertQuantizer::Create(const Kernels& kernels,
   return quantizer;
 }
 
-Result<std::span<std::byte>> ExpertQuantizer::ReadTensor(const Checkpoint& checkpoint,
-                                                         const Tensor& tensor,
-                                                         uint64_t workspace_offset,
-                                                         std::vector<SourceTensorDigest>* digests) {
-  HP_CHECK(workspace_offset + tensor.bytes <= source_.size());
-  const std::span<std::byte> bytes = source_.span().subspan(workspace_offset, tensor.bytes);
+Result<std::span<std::byte>> ExpertQuantizer::ReadTensor(const Tensor& tensor) {
+  HP_CHECK(source_used_ + tensor.bytes <= source_.size());
+  const std::span<std::byte> bytes = source_.span().subspan(source_used_, tensor.bytes);
   {
     const TraceSpan span("read", kNoLayer, tensor.bytes, "checkpoint");
-    HP_TRY(checkpoint.Read(tensor, 0, bytes));
+    HP_TRY(checkpoint_->Read(tensor, 0, bytes));
   }
+  source_used_ += RoundUp(tensor.bytes, kPlaneAlignBytes);
   bytes_read_ += tensor.bytes;
-  digests->push_back({tensor.name, Digest(std::span<const std::byte>(bytes))});
+  digests_->push_back({tensor.name, Digest(std::span<const std::byte>(bytes))});
   return bytes;
 }
 
-Result<void> ExpertQuantizer::RunProjection(const Checkpoint& checkpoint, const MoeLayer& layer,
-                                            uint32_t expert, Projection projection,
-                                            const PlaneOutputs& out,
-                                            std::vector<SourceTensorDigest>* digests) {
+Result<ExpertQuantizer::Source> ExpertQuantizer::ReadSource(const ExpertTensors& expert,
+                                                            Projection projection) {
   const auto index = static_cast<size_t>(projection);
-  const Tensor& weight = *layer.experts[expert].weight[index];
+  Source source{.weight = expert.weight[index],
+                .scale = expert.scale[index],
+                .global_scale = expert.global_scale[index]};
+  HP_ASSIGN(source.elements, ReadTensor(*source.weight));
+  if (source.scale != nullptr) {
+    HP_ASSIGN(source.scales, ReadTensor(*source.scale));
+  }
+  if (source.global_scale != nullptr) {
+    HP_ASSIGN(source.global_scales, ReadTensor(*source.global_scale));
+  }
+  return source;
+}
+
+Result<void> ExpertQuantizer::RunNvfp4(const MoeLayer& layer, const Source& source, Shape shape,
+                                       const PlaneOutputs& out) {
+  const float global_scale = ReadFloat(Dtype::kF32, source.global_scales.data());
+  if (!(global_scale > 0) || !std::isfinite(global_scale)) {
+    return Fail(BadElement(*checkpoint_, *source.global_scale, "global scale that is not usable", 0,
+                           Text("{}", global_scale))
+                    .Expected("a positive, finite number"));
+  }
+  const Nvfp4Matrix matrix = {.nibbles = source.elements.data(),
+                              .scales = source.scales.data(),
+                              .global_scale = global_scale,
+                              .divide = layer.divide_by_global_scale};
+  const ZeroCount zeros =
+      kernels_->count_zeros_nvfp4(matrix.nibbles, matrix.scales, shape.n * shape.k);
+  if (!zeros.finite) return Fail(BadE4m3Scale(*checkpoint_, *source.scale, source.scales));
+  kernels_->quantize_nvfp4(matrix, shape.n, shape.k, ZerosAlternate(zero_mode_, zeros), out);
+  return {};
+}
+
+Result<void> ExpertQuantizer::RunFp8(const MoeLayer& layer, const Source& source, Shape shape,
+                                     const PlaneOutputs& out) {
+  const Dtype dtype = source.scale->dtype;
+  fp8_scales_.clear();
+  for (size_t at = 0; at < source.scales.size(); at += DtypeBytes(dtype)) {
+    const float scale = ReadFloat(dtype, source.scales.data() + at);
+    if (!(scale >= 0) || !std::isfinite(scale)) {
+      return Fail(BadElement(*checkpoint_, *source.scale, "scale that is not usable",
+                             fp8_scales_.size(), Text("{}", scale))
+                      .Expected("finite scales that are not negative"));
+    }
+    fp8_scales_.push_back(scale);
+  }
+  const Fp8Matrix matrix = {.elements = source.elements.data(),
+                            .scales = fp8_scales_.data(),
+                            .block_rows = layer.fp8_block.rows,
+                            .block_columns = layer.fp8_block.columns};
+  const ZeroCount zeros = kernels_->count_zeros_fp8(matrix, shape.n, shape.k);
+  if (!zeros.finite) {
+    return Fail(NotFinite(*checkpoint_, layer.format, *source.weight, source.elements));
+  }
+  kernels_->quantize_fp8(matrix, shape.n, shape.k, ZerosAlternate(zero_mode_, zeros), out);
+  return {};
+}
+
+Result<void> ExpertQuantizer::RunProjection(const MoeLayer& layer, uint32_t expert,
+                                            Projection projection, const PlaneOutputs& out) {
   const bool down = projection == Projection::kDown;
-  const size_t n = down ? layer.geometry.hidden : layer.geometry.intermediate;
-  const size_t k = down ? layer.geometry.intermediate : layer.geometry.hidden;
-  HP_ASSIGN(const std::span<std::byte> elements, ReadTensor(checkpoint, weight, 0, digests));
+  const Shape shape = {down ? layer.geometry.hidden : layer.geometry.intermediate,
+                       down ? layer.geometry.intermediate : layer.geometry.hidden};
+  source_used_ = 0;
+  HP_ASSIGN(const Source source, ReadSource(layer.experts[expert], projection));
+  if (layer.format == SourceFormat::kNvfp4) return RunNvfp4(layer, source, shape, out);
+  if (layer.format == SourceFormat::kFp8) return RunFp8(layer, source, shape, out);
   if (layer.format == SourceFormat::kMxfp4) {
-    const Tensor& scale = *layer.experts[expert].scale[index];
-    HP_ASSIGN(const std::span<std::byte> scales,
-              ReadTensor(checkpoint, scale, RoundUp(weight.bytes, kPlaneAlignBytes), digests));
-    if (!kernels_->pack_mxfp4(elements.data(), scales.data(), n, k, out))
-      return Fail(BadScale(checkpoint, scale, scales));
+    if (!kernels_->pack_mxfp4(source.elements.data(), source.scales.data(), shape.n, shape.k, out))
+      return Fail(BadE8m0Scale(*checkpoint_, *source.scale, source.scales));
     return {};
   }
-  const ZeroCount zeros = kernels_->count_zeros(layer.format, elements.data(), n * k);
-  if (!zeros.finite) return Fail(NotFinite(checkpoint, layer.format, weight, elements, k));
-  kernels_->quantize(layer.format, elements.data(), n, k, ZerosAlternate(zero_mode_, zeros), out);
+  const ZeroCount zeros =
+      kernels_->count_zeros(layer.format, source.elements.data(), shape.n * shape.k);
+  if (!zeros.finite) {
+    return Fail(NotFinite(*checkpoint_, layer.format, *source.weight, source.elements));
+  }
+  kernels_->quantize(layer.format, source.elements.data(), shape.n, shape.k,
+                     ZerosAlternate(zero_mode_, zeros), out);
+  return {};
+}
+
+Result<void> ExpertQuantizer::RunInterleaved(const MoeLayer& layer, uint32_t expert,
+                                             const PlaneOutputs& gate, const PlaneOutputs& up) {
+  HP_CHECK(layer.format == SourceFormat::kMxfp4);
+  source_used_ = 0;
+  HP_ASSIGN(const Source first, ReadSource(layer.experts[expert], Projection::kGate));
+  HP_ASSIGN(const Source second, ReadSource(layer.experts[expert], Projection::kUp));
+  for (const Source* source : {&first, &second}) {
+    if (std::find(source->scales.begin(), source->scales.end(), std::byte{kE8m0NaN}) !=
+        source->scales.end())
+      return Fail(BadE8m0Scale(*checkpoint_, *source->scale, source->scales));
+  }
+  const size_t n = layer.geometry.intermediate;
+  const size_t k = layer.geometry.hidden;
+  const size_t row_bytes = k / 2;
+  const size_t row_scales = k / kScaleBlock;
+  strip_.resize(kStripRows * (row_bytes + row_scales));
+  std::byte* const strip_scales = strip_.data() + kStripRows * row_bytes;
+  for (size_t row = 0; row < n; row += kStripRows) {
+    for (const size_t odd : {size_t{0}, size_t{1}}) {
+      for (size_t r = 0; r < kStripRows; ++r) {
+        const size_t from = 2 * (row + r) + odd;
+        const Source& half = from < n ? first : second;
+        std::memcpy(strip_.data() + r * row_bytes, half.elements.data() + from % n * row_bytes,
+                    row_bytes);
+        std::memcpy(strip_scales + r * row_scales, half.scales.data() + from % n * row_scales,
+                    row_scales);
+      }
+      HP_CHECK(kernels_->pack_mxfp4(strip_.data(), strip_scales, kStripRows, k,
+                                    Advance(odd == 0 ? gate : up, row, k)));
+    }
+  }
+  return {};
+}
+
+Result<void> ExpertQuantizer::RunBiases(const MoeLayer& layer, uint32_t expert, float* bias13,
+                                        float* bias2) {
+  const size_t n = layer.geometry.intermediate;
+  source_used_ = 0;
+  for (size_t p = 0; p < kProjectionCount; ++p) {
+    const Tensor& tensor = *layer.experts[expert].bias[p];
+    HP_ASSIGN(const std::span<std::byte> bytes, ReadTensor(tensor));
+    const size_t count = bytes.size() / DtypeBytes(tensor.dtype);
+    for (size_t i = 0; i < count; ++i) {
+      const float value = ReadFloat(tensor.dtype, bytes.data() + i * DtypeBytes(tensor.dtype));
+      if (!std::isfinite(value)) {
+        return Fail(
+            BadElement(*checkpoint_, tensor, "bias that is not finite", i, "NaN or infinity")
+                .Expected("finite biases"));
+      }
+      if (bias13 == nullptr) continue;
+      const size_t row = p * n + i;  // of gate and up together
+      if (p == static_cast<size_t>(Projection::kDown)) {
+        bias2[i] = value;
+      } else {
+        bias13[layer.interleaved_rows ? row % 2 * n + row / 2 : row] = value;
+      }
+    }
+  }
   return {};
 }
 
@@ -167,6 +332,8 @@ Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const Mo
   const PlaneMap map = MapPlanes(g, wanted);
   std::byte* const planes = planes_.data();
   bytes_read_ = 0;
+  checkpoint_ = &checkpoint;
+  digests_ = digests;
 
   const auto outputs = [&](uint64_t codes, uint64_t scales, uint64_t nibbles, uint64_t quintals) {
     PlaneOutputs out;
@@ -179,16 +346,22 @@ Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const Mo
   // Gate is the upper half of w13's rows; planes are strips of rows, so each half is one run of
   // bytes.
   const size_t half_n = g.intermediate;
-  HP_TRY(RunProjection(checkpoint, layer, expert, Projection::kGate,
-                       outputs(map.codes13, map.sc13, map.nibbles13, map.quintals13), digests));
-  HP_TRY(RunProjection(checkpoint, layer, expert, Projection::kUp,
-                       outputs(map.codes13 + CodePlaneBytes(half_n, g.k13()),
-                               map.sc13 + ScalePlaneBytes(half_n, g.k13()),
-                               map.nibbles13 + NibblePlaneBytes(half_n, g.k13()),
-                               map.quintals13 + QuintalPlaneBytes(half_n, g.k13())),
-                       digests));
-  HP_TRY(RunProjection(checkpoint, layer, expert, Projection::kDown,
-                       outputs(map.codes2, map.sc2, map.nibbles2, map.quintals2), digests));
+  const PlaneOutputs gate = outputs(map.codes13, map.sc13, map.nibbles13, map.quintals13);
+  const PlaneOutputs up = Advance(gate, half_n, g.k13());
+  if (layer.interleaved_rows) {
+    HP_TRY(RunInterleaved(layer, expert, gate, up));
+  } else {
+    HP_TRY(RunProjection(layer, expert, Projection::kGate, gate));
+    HP_TRY(RunProjection(layer, expert, Projection::kUp, up));
+  }
+  HP_TRY(RunProjection(layer, expert, Projection::kDown,
+                       outputs(map.codes2, map.sc2, map.nibbles2, map.quintals2)));
+  const bool biases = wanted.base && g.biases;
+  if (g.biases) {
+    HP_TRY(RunBiases(layer, expert,
+                     biases ? reinterpret_cast<float*>(planes + map.bias13) : nullptr,
+                     biases ? reinterpret_cast<float*>(planes + map.bias2) : nullptr));
+  }
 
   span.set_bytes(bytes_read_);
   const auto view = [planes](bool yes, uint64_t offset, uint64_t bytes) {
@@ -203,6 +376,8 @@ Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const Mo
   pieces.nibbles2 = view(wanted.nibbles, map.nibbles2, NibblePlaneBytes(g.n2(), g.k2()));
   pieces.quintals13 = view(wanted.quintals, map.quintals13, QuintalPlaneBytes(g.n13(), g.k13()));
   pieces.quintals2 = view(wanted.quintals, map.quintals2, QuintalPlaneBytes(g.n2(), g.k2()));
+  pieces.bias13 = view(biases, map.bias13, g.n13() * sizeof(float));
+  pieces.bias2 = view(biases, map.bias2, g.n2() * sizeof(float));
   return pieces;
 }
 

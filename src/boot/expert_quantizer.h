@@ -20,6 +20,7 @@ struct ExpertPieces {
   std::span<const std::byte> planes13, sc13, planes2, sc2;
   std::span<const std::byte> nibbles13, nibbles2;
   std::span<const std::byte> quintals13, quintals2;
+  std::span<const std::byte> bias13, bias2;  // float32, gate's rows first; only with the base
 };
 
 struct PlanesWanted {
@@ -31,17 +32,17 @@ struct PlanesWanted {
 // Not thread-safe: one per worker.
 class ExpertQuantizer {
  public:
-  // Bytes that Create allocates for layers of this format and geometry.
-  static uint64_t WorkspaceBytes(SourceFormat format, const LayerGeometry& geometry,
-                                 PlanesWanted wanted);
+  // Bytes that Create allocates for this layer alone.
+  static uint64_t WorkspaceBytes(const MoeLayer& layer, PlanesWanted wanted);
 
   // A workspace for the largest of `layers`.
   static Result<ExpertQuantizer> Create(const Kernels& kernels,
                                         std::span<const MoeLayer* const> layers,
                                         PlanesWanted wanted, ZeroMode zero_mode);
 
-  // Reads and quantizes one expert; `digests` takes the digest of each source tensor, by
-  // projection: weight, then scale where there is one. kData for values that are not finite.
+  // Reads and quantizes one expert; `digests` takes the digest of each source tensor or slice.
+  // kData naming the element for values that are not finite and for scales that are NaN, infinite
+  // or negative (a scale of 0 makes a block of zeros; a global scale must be positive).
   Result<ExpertPieces> Run(const Checkpoint& checkpoint, const MoeLayer& layer, uint32_t expert,
                            PlanesWanted wanted, std::vector<SourceTensorDigest>* digests);
 
@@ -49,17 +50,41 @@ class ExpertQuantizer {
   uint64_t workspace_bytes() const { return source_.size() + planes_.size(); }
 
  private:
-  Result<void> RunProjection(const Checkpoint& checkpoint, const MoeLayer& layer, uint32_t expert,
-                             Projection projection, const PlaneOutputs& out,
-                             std::vector<SourceTensorDigest>* digests);
-  Result<std::span<std::byte>> ReadTensor(const Checkpoint& checkpoint, const Tensor& tensor,
-                                          uint64_t workspace_offset,
-                                          std::vector<SourceTensorDigest>* digests);
+  // One projection's source in the workspace, and where it came from.
+  struct Source {
+    const Tensor* weight = nullptr;
+    const Tensor* scale = nullptr;
+    const Tensor* global_scale = nullptr;
+    std::span<std::byte> elements = {}, scales = {}, global_scales = {};
+  };
+  struct Shape {
+    size_t n, k;
+  };
+
+  Result<void> RunProjection(const MoeLayer& layer, uint32_t expert, Projection projection,
+                             const PlaneOutputs& out);
+  Result<void> RunNvfp4(const MoeLayer& layer, const Source& source, Shape shape,
+                        const PlaneOutputs& out);
+  Result<void> RunFp8(const MoeLayer& layer, const Source& source, Shape shape,
+                      const PlaneOutputs& out);
+  // Gate and up of MXFP4 whose rows alternate.
+  Result<void> RunInterleaved(const MoeLayer& layer, uint32_t expert, const PlaneOutputs& gate,
+                              const PlaneOutputs& up);
+  Result<void> RunBiases(const MoeLayer& layer, uint32_t expert, float* bias13, float* bias2);
+  Result<Source> ReadSource(const ExpertTensors& expert, Projection projection);
+  // Reads a tensor to the end of what is in the workspace.
+  Result<std::span<std::byte>> ReadTensor(const Tensor& tensor);
 
   const Kernels* kernels_ = nullptr;
   ZeroMode zero_mode_ = ZeroMode::kAuto;
   HugeBuffer source_;
   HugeBuffer planes_;
+  std::vector<std::byte> strip_;  // of one of two matrices whose rows alternate
+  std::vector<double> fp8_scales_;
+  // Of the Run in progress.
+  const Checkpoint* checkpoint_ = nullptr;
+  std::vector<SourceTensorDigest>* digests_ = nullptr;
+  uint64_t source_used_ = 0;
   uint64_t bytes_read_ = 0;
 };
 

@@ -42,8 +42,10 @@ Result<std::vector<Expectation>> ListExpectations(const Generation& generation,
       continue;
     }
     ++report->layers_checked;
+    const auto tensors = SourceTensorsByName(layer);
     for (const SourceTensorDigest& entry : record->tensors) {
-      const Tensor* const tensor = checkpoint.Find(entry.name);
+      const auto found_tensor = tensors.find(entry.name);
+      const Tensor* const tensor = found_tensor == tensors.end() ? nullptr : found_tensor->second;
       if (tensor == nullptr)
         return Fail(
             Status::Data(Text("the checkpoint has no tensor {}, which layer {} was built from",

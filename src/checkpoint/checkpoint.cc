@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint64_t kIndexBytesMax = kSafetensorsHeaderBytesMax;
 constexpr uint64_t kConfigBytesMax = 16'000'000;
+constexpr uint64_t kRevisionBytesMax = 256;
 constexpr std::string_view kSuffix = ".safetensors";
 
 struct Shard {
@@ -38,6 +39,28 @@ Status NotAFile(const std::string& path, const FileStat& stat) {
         .Advice("download the missing file");
   }
   return Status::Data("a safetensors file is not a regular file").File(path).Expected("a file");
+}
+
+Status GgufStatus(const std::string& path) {
+  return Status::Data("this is a GGUF file, a format that this version does not read")
+      .File(path)
+      .At(0)
+      .Expected("a safetensors checkpoint")
+      .Found("GGUF")
+      .Advice("fetch the model's safetensors files");
+}
+
+// Of the same file at two times.
+Result<void> CheckSameFile(const std::string& path, const FileStat& before, const FileStat& now) {
+  if (now.bytes == before.bytes && now.device == before.device && now.inode == before.inode &&
+      now.modified_ns == before.modified_ns) {
+    return {};
+  }
+  return Fail(Status::Data("a shard changed while the checkpoint was in use")
+                  .File(path)
+                  .Expected(Text("the file of {} bytes whose header was read", before.bytes))
+                  .Found(Text("another one, of {} bytes", now.bytes))
+                  .Advice("run again when the checkpoint is complete"));
 }
 
 Status HeaderLengthStatus(const std::string& path, uint64_t header_bytes, uint64_t file_bytes) {
@@ -75,6 +98,7 @@ Result<void> ReadHeader(Env& env, uint32_t file_number, Shard& shard,
                     .Advice("copy or download this file again"));
   }
   HP_TRY(ReadFully(*file, 0, length_bytes));
+  if (std::memcmp(length_bytes.data(), "GGUF", 4) == 0) return Fail(GgufStatus(shard.path));
   const auto header_bytes = std::bit_cast<uint64_t>(length_bytes);
   if (header_bytes > kSafetensorsHeaderBytesMax || header_bytes > file_bytes - 8) {
     return Fail(HeaderLengthStatus(shard.path, header_bytes, file_bytes));
@@ -152,6 +176,9 @@ Result<std::string> FindSingleFile(Env& env, const std::string& folder) {
     if (name.ends_with(kSuffix) && !name.starts_with(".")) found.push_back(name);
   }
   if (found.size() == 1) return found.front();
+  for (const std::string& name : names) {
+    if (found.empty() && name.ends_with(".gguf")) return Fail(GgufStatus(JoinPath(folder, name)));
+  }
   if (found.empty()) {
     return Fail(Status::Usage("the folder holds no checkpoint")
                     .File(folder)
@@ -164,6 +191,35 @@ Result<std::string> FindSingleFile(Env& env, const std::string& folder) {
           .Expected(std::string(kShardIndexName))
           .Found(Text("{} files, the first two are {} and {}", found.size(), found[0], found[1]))
           .Advice(Text("fetch {}, or name one file", kShardIndexName)));
+}
+
+// A folder of the Hugging Face cache holds snapshots/REVISION/, with links into blobs/, and
+// refs/main with the name of a revision. Any other folder is returned as it is.
+Result<std::string> ResolveSnapshot(Env& env, const std::string& folder) {
+  const std::string snapshots = JoinPath(folder, "snapshots");
+  HP_ASSIGN(const FileStat stat, env.Stat(snapshots));
+  if (stat.type != FileType::kDirectory) return folder;
+  const std::string main = JoinPath(folder, "refs/main");
+  HP_ASSIGN(const FileStat main_stat, env.Stat(main));
+  if (main_stat.type == FileType::kRegular) {
+    HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env, main, kRevisionBytesMax));
+    std::string revision(AsText(bytes));
+    while (!revision.empty() && revision.back() == '\n') revision.pop_back();
+    const bool plain = !revision.empty() && std::ranges::all_of(revision, [](char c) {
+      return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    });
+    if (plain) return JoinPath(snapshots, revision);
+    return Fail(Status::Data("refs/main of the cached model is malformed")
+                    .File(main)
+                    .Expected("the name of a snapshot, letters and digits"));
+  }
+  HP_ASSIGN(const std::vector<std::string> names, env.List(snapshots));
+  if (names.size() == 1) return JoinPath(snapshots, names.front());
+  return Fail(Status::Usage("the cached model does not say which snapshot is meant")
+                  .File(folder)
+                  .Expected("refs/main, or exactly one folder in snapshots")
+                  .Found(Text("{} snapshots and no refs/main", names.size()))
+                  .Advice("name the folder of a snapshot"));
 }
 
 Result<std::string> ReadConfig(Env& env, const std::string& folder) {
@@ -191,17 +247,19 @@ Result<FoundFiles> FindFiles(Env& env, const std::string& path) {
                     .File(path)
                     .Expected("a folder or a .safetensors file")
                     .Found(stat.type == FileType::kInvalid ? "nothing" : "neither"));
-  FoundFiles found{path, {}, std::nullopt};
-  const std::string index_path = JoinPath(path, kShardIndexName);
+  HP_ASSIGN(const std::string folder, ResolveSnapshot(env, path));
+  FoundFiles found{folder, {}, std::nullopt};
+  const std::string index_path = JoinPath(folder, kShardIndexName);
   HP_ASSIGN(const FileStat index_stat, env.Stat(index_path));
   if (index_stat.type != FileType::kRegular) {
-    HP_ASSIGN(const std::string name, FindSingleFile(env, path));
-    found.files.push_back(JoinPath(path, name));
+    HP_ASSIGN(const std::string name, FindSingleFile(env, folder));
+    found.files.push_back(JoinPath(folder, name));
     return found;
   }
   HP_ASSIGN(const std::vector<std::byte> text, ReadWholeFile(env, index_path, kIndexBytesMax));
   HP_ASSIGN(found.index, ParseShardIndex(AsText(text), index_path));
-  for (const std::string& shard : found.index->shards) found.files.push_back(JoinPath(path, shard));
+  for (const std::string& shard : found.index->shards)
+    found.files.push_back(JoinPath(folder, shard));
   return found;
 }
 
@@ -255,7 +313,8 @@ Result<Checkpoint> Checkpoint::Open(Env& env, const std::string& path) {
   }
   HP_TRY(SortAndRefuseTwins(state->tensors, state->files));
   if (found.index)
-    HP_TRY(CheckIndex(*found.index, state->tensors, state->files, JoinPath(path, kShardIndexName)));
+    HP_TRY(CheckIndex(*found.index, state->tensors, state->files,
+                      JoinPath(found.folder, kShardIndexName)));
   HP_ASSIGN(state->config_text, ReadConfig(env, found.folder));
   state->open.resize(state->files.size());
   return Checkpoint(std::move(state));
@@ -267,15 +326,7 @@ Result<File*> Checkpoint::State::OpenShard(uint32_t number) {
   if (file) return file.get();
   HP_ASSIGN(std::unique_ptr<File> opened, env->Open(files[number], OpenMode::kRead));
   HP_ASSIGN(const FileStat now, opened->Stat());
-  const FileStat& before = stats[number];
-  if (now.bytes != before.bytes || now.device != before.device || now.inode != before.inode ||
-      now.modified_ns != before.modified_ns) {
-    return Fail(Status::Data("a shard changed while the checkpoint was in use")
-                    .File(files[number])
-                    .Expected(Text("the file of {} bytes whose header was read", before.bytes))
-                    .Found(Text("another one, of {} bytes", now.bytes))
-                    .Advice("run again when the checkpoint is complete"));
-  }
+  HP_TRY(CheckSameFile(files[number], stats[number], now));
   file = std::move(opened);
   return file.get();
 }
@@ -287,6 +338,14 @@ Result<void> Checkpoint::Read(const Tensor& tensor, uint64_t offset,
   HP_ASSIGN(File * file, state_->OpenShard(tensor.file));
   Result<void> read = ReadFully(*file, tensor.offset + offset, destination);
   if (!read) return Fail(std::move(read).error().Because(Text("reading tensor {}", tensor.name)));
+  return {};
+}
+
+Result<void> Checkpoint::CheckUnchanged() const {
+  for (size_t i = 0; i < state_->files.size(); ++i) {
+    HP_ASSIGN(const FileStat now, state_->env->Stat(state_->files[i]));
+    HP_TRY(CheckSameFile(state_->files[i], state_->stats[i], now));
+  }
   return {};
 }
 

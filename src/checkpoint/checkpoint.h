@@ -64,9 +64,11 @@ Result<std::vector<std::string>> ListCheckpointFiles(Env& env, const std::string
 class Checkpoint {
  public:
   // `path`: a folder with model.safetensors.index.json, with a single *.safetensors, or one
-  // .safetensors file. Reads headers only. Files may be symbolic links. A name in two shards, an
-  // index entry without a tensor (or a tensor in another shard than the index says) is kData. A
-  // folder without any of these is kUsage.
+  // .safetensors file; also a folder of the Hugging Face cache, models--org--name, of which the
+  // snapshot that refs/main names is taken, else its only one. Reads headers only. Files may be
+  // symbolic links. A name in two shards, an index entry without a tensor (or a tensor in another
+  // shard than the index says) is kData. A folder without any of these is kUsage. GGUF is refused
+  // by name.
   static Result<Checkpoint> Open(Env& env, const std::string& path);
 
   Checkpoint(Checkpoint&&) noexcept;
@@ -81,6 +83,10 @@ class Checkpoint {
 
   // Bytes [offset, offset + destination.size()) of the tensor's data.
   Result<void> Read(const Tensor& tensor, uint64_t offset, std::span<std::byte> destination) const;
+
+  // kData naming the file when a shard is not the one whose header was read (size, inode or time of
+  // change): what was read may be of two checkpoints.
+  Result<void> CheckUnchanged() const;
 
   // Releases the page cache of a tensor's range, for callers that stream more than memory holds.
   void DropCache(const Tensor& tensor) const;

@@ -23,10 +23,8 @@ std::vector<const Tensor*> ListExpertTensors(const MoeModel& model) {
   std::vector<const Tensor*> tensors;
   for (const MoeLayer& layer : model.layers) {
     for (const ExpertTensors& expert : layer.experts) {
-      for (size_t p = 0; p < kProjectionCount; ++p) {
-        tensors.push_back(expert.weight[p]);
-        if (expert.scale[p] != nullptr) tensors.push_back(expert.scale[p]);
-      }
+      const std::vector<const Tensor*> all = expert.All();
+      tensors.insert(tensors.end(), all.begin(), all.end());
     }
   }
   std::sort(tensors.begin(), tensors.end(),
@@ -40,8 +38,7 @@ Digest128 HeaderDigest(const MoeModel& model) {
   const auto add = [&](const std::string& text) { stream.Update(std::as_bytes(std::span(text))); };
   add("hotplane source fingerprint 1\n");
   add(Text("scheme {}\n", model.scheme));
-  // "decoding" lists the config fields that decide decoding, as key=value; these schemes have none.
-  add("decoding\n");
+  add(Text("decoding{}\n", model.decoding));
   for (const Tensor* tensor : ListExpertTensors(model)) {
     add(Text("{}\t{}\t{}\n", tensor->name, DtypeName(tensor->dtype), ShapeText(tensor->shape)));
   }
@@ -71,21 +68,35 @@ class Draws {
   uint64_t state_ = 0;
 };
 
+void SampleTensor(const Tensor* tensor, Draws& draws, std::vector<SampledPage>& pages) {
+  const uint64_t page_count = RoundUp(tensor->bytes, kPageBytes) / kPageBytes;
+  const uint64_t offset = draws.Between(0, page_count) * kPageBytes;
+  const uint64_t bytes = std::min(kPageBytes, tensor->bytes - offset);
+  pages.push_back({tensor, offset, static_cast<uint32_t>(bytes)});
+}
+
 void SampleLayer(const MoeLayer& layer, Draws& draws, std::vector<SampledPage>& pages) {
   constexpr size_t kSampleCount = kSamplesPerGroup * kGroupCount;
-  const size_t expert_count = layer.experts.size();
+  const auto draw_expert = [&](size_t sample, size_t sample_count) -> const ExpertTensors& {
+    const size_t expert_count = layer.experts.size();
+    const size_t begin = sample * expert_count / sample_count;
+    const size_t end = std::max(begin + 1, (sample + 1) * expert_count / sample_count);
+    return layer.experts[draws.Between(begin, end)];
+  };
   for (size_t sample = 0; sample < kSampleCount; ++sample) {
-    const size_t begin = sample * expert_count / kSampleCount;
-    const size_t end = std::max(begin + 1, (sample + 1) * expert_count / kSampleCount);
-    const ExpertTensors& expert = layer.experts[draws.Between(begin, end)];
+    const ExpertTensors& expert = draw_expert(sample, kSampleCount);
     const size_t group = sample % kGroupCount;
     const size_t projection = group % kProjectionCount;
     const bool scale = group >= kProjectionCount && expert.scale[projection] != nullptr;
-    const Tensor* tensor = scale ? expert.scale[projection] : expert.weight[projection];
-    const uint64_t page_count = RoundUp(tensor->bytes, kPageBytes) / kPageBytes;
-    const uint64_t offset = draws.Between(0, page_count) * kPageBytes;
-    const uint64_t bytes = std::min(kPageBytes, tensor->bytes - offset);
-    pages.push_back({tensor, offset, static_cast<uint32_t>(bytes)});
+    SampleTensor(scale ? expert.scale[projection] : expert.weight[projection], draws, pages);
+  }
+  // Kinds of tensors that some formats have besides.
+  for (const auto kind : {&ExpertTensors::global_scale, &ExpertTensors::bias}) {
+    if ((layer.experts.front().*kind)[0] == nullptr) continue;
+    constexpr size_t kCount = kSamplesPerGroup * kProjectionCount;
+    for (size_t sample = 0; sample < kCount; ++sample) {
+      SampleTensor((draw_expert(sample, kCount).*kind)[sample % kProjectionCount], draws, pages);
+    }
   }
 }
 

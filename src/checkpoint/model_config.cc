@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "base/format_text.h"
 #include "checkpoint/json_scan.h"
@@ -10,10 +12,13 @@ namespace hotplane {
 namespace {
 
 constexpr uint32_t kTopKMax = 4096;
+constexpr uint32_t kBlockSizeMax = 1u << 20;
 
 struct Fields {
   bool top_k_seen = false;
   bool swiglu_limit_seen = false;
+  bool quantization_seen = false;
+  bool block_size_seen = false;
   ModelConfig values;
 };
 
@@ -24,6 +29,7 @@ class ConfigVisitor : public JsonVisitor {
     ModelConfig config = inner.values;
     if (!config.top_k) config.top_k = outer.values.top_k;
     if (!inner.swiglu_limit_seen) config.swiglu_limit = outer.values.swiglu_limit;
+    if (!config.weight_block_size) config.weight_block_size = outer.values.weight_block_size;
     return config;
   }
 
@@ -31,21 +37,39 @@ class ConfigVisitor : public JsonVisitor {
     if (depth_ == 1 && key_ == "text_config") {
       if (text_config_seen_) return Duplicate("text_config");
       text_config_seen_ = in_text_config_ = true;
+    } else if (AtFields() && key_ == "quantization_config") {
+      Fields& fields = CurrentFields();
+      if (std::exchange(fields.quantization_seen, true)) return Duplicate("quantization_config");
+      quantization_depth_ = depth_ + 1;
+      quantization_fields_ = &fields;
     }
+    if (in_block_size_) return BadBlockSize("an object");
     ++depth_;
     return {};
   }
   Result<void> EndObject() override {
     if (--depth_ == 1) in_text_config_ = false;
+    if (depth_ < quantization_depth_) quantization_depth_ = 0;
     return {};
   }
   Result<void> BeginArray() override {
     if (depth_ == 0) return NotAnObject();
+    if (in_block_size_) return BadBlockSize("an array in an array");
+    if (AtBlockSize()) {
+      if (std::exchange(quantization_fields_->block_size_seen, true)) {
+        return Duplicate("weight_block_size");
+      }
+      in_block_size_ = true;
+      block_size_.clear();
+    }
     ++depth_;
     return {};
   }
   Result<void> EndArray() override {
     --depth_;
+    if (!std::exchange(in_block_size_, false)) return {};
+    if (block_size_.size() != 2) return BadBlockSize(Text("{} numbers", block_size_.size()));
+    quantization_fields_->values.weight_block_size = {block_size_[0], block_size_[1]};
     return {};
   }
   Result<void> Key(std::string_view key) override {
@@ -54,15 +78,37 @@ class ConfigVisitor : public JsonVisitor {
   }
   Result<void> Scalar(const JsonScalar& scalar) override {
     if (depth_ == 0) return NotAnObject();
-    const bool inner = depth_ == 2 && in_text_config_;
-    if (depth_ != 1 && !inner) return {};
-    Fields& fields = fields_[inner ? 1 : 0];
+    if (in_block_size_) return TakeBlockSize(scalar);
+    if (AtBlockSize() && scalar.kind != JsonScalar::Kind::kNull) {
+      return BadBlockSize(JsonScalarText(scalar));
+    }
+    if (!AtFields()) return {};
+    Fields& fields = CurrentFields();
     if (key_ == "num_experts_per_tok") return TakeTopK(scalar, fields);
     if (key_ == "swiglu_limit") return TakeSwigluLimit(scalar, fields);
     return {};
   }
 
  private:
+  // Whether keys are fields of the outer object or of text_config.
+  bool AtFields() const { return depth_ == 1 || (depth_ == 2 && in_text_config_); }
+  Fields& CurrentFields() { return fields_[depth_ == 2 ? 1 : 0]; }
+  bool AtBlockSize() const {
+    return quantization_depth_ != 0 && depth_ == quantization_depth_ && key_ == "weight_block_size";
+  }
+  static Result<void> BadBlockSize(std::string found) {
+    return Fail(Status::Data("weight_block_size of config.json is malformed")
+                    .Expected(Text("two whole numbers from 1 to {}", kBlockSizeMax))
+                    .Found(std::move(found)));
+  }
+  Result<void> TakeBlockSize(const JsonScalar& scalar) {
+    if (scalar.kind != JsonScalar::Kind::kUnsigned || scalar.unsigned_value < 1 ||
+        scalar.unsigned_value > kBlockSizeMax || block_size_.size() == 2) {
+      return BadBlockSize(JsonScalarText(scalar));
+    }
+    block_size_.push_back(static_cast<uint32_t>(scalar.unsigned_value));
+    return {};
+  }
   static Result<void> NotAnObject() {
     return Fail(Status::Data("config.json is malformed").Expected("a JSON object"));
   }
@@ -101,6 +147,10 @@ class ConfigVisitor : public JsonVisitor {
   bool in_text_config_ = false;
   bool text_config_seen_ = false;
   std::string key_;
+  uint32_t quantization_depth_ = 0;  // inside quantization_config: the depth of its fields
+  Fields* quantization_fields_ = nullptr;
+  bool in_block_size_ = false;
+  std::vector<uint32_t> block_size_;
   std::array<Fields, 2> fields_;  // of the outer object, of text_config
 };
 

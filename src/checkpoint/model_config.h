@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/status.h"
 
@@ -14,6 +15,8 @@ namespace hotplane {
 struct ModelConfig {
   std::optional<uint32_t> top_k;       // num_experts_per_tok
   std::optional<double> swiglu_limit;  // absent also when it is 0, which means no clamp
+  // quantization_config.weight_block_size: rows and columns that share an FP8 scale.
+  std::optional<std::pair<uint32_t, uint32_t>> weight_block_size;
 };
 
 // Fields of "text_config" win over those of the outer object: multimodal models keep the language

@@ -1,7 +1,9 @@
 #include "checkpoint/moe_source.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -53,7 +55,7 @@ struct Place {
 
   auto LayerKey() const { return std::tuple(name.layer->mtp, name.layer_number); }
   auto Key() const {
-    return std::tuple(name.layer->mtp, name.layer_number, name.expert, name.projection, name.scale);
+    return std::tuple(name.layer->mtp, name.layer_number, name.expert, name.projection, name.part);
   }
 };
 
@@ -65,37 +67,48 @@ std::string LayerPrefix(const ExpertName& name) {
   return LayerBase(name) + std::string(name.layer->middle);
 }
 
-// Sorts the tensors that are routed experts into their places; refuses what looks like a routed
-// expert and has none.
-Result<std::vector<Place>> CollectPlaces(const Checkpoint& checkpoint) {
-  std::vector<Place> places;
-  NameList unmatched;
-  std::optional<UnreadFormat> unread;
-  const Tensor* first_unmatched = nullptr;
+// The tensors that are routed experts, sorted by Key(), and those that only look like it.
+struct Places {
+  std::vector<Place> known;
+  std::vector<const Tensor*> unmatched;
+};
+Places CollectPlaces(const Checkpoint& checkpoint) {
+  Places places;
   for (const Tensor& tensor : checkpoint.tensors()) {
     if (tensor.name.find(kExpertsInfix) == std::string::npos) continue;
     if (const std::optional<ExpertName> name = MatchExpertTensor(tensor)) {
-      places.push_back({*name, &tensor});
-      continue;
+      places.known.push_back({*name, &tensor});
+    } else {
+      places.unmatched.push_back(&tensor);
     }
-    if (first_unmatched == nullptr) first_unmatched = &tensor;
-    unmatched.Add(Describe(tensor));
-    const std::optional<UnreadFormat> sign = RecognizeUnreadFormat(tensor);
+  }
+  std::sort(places.known.begin(), places.known.end(),
+            [](const Place& a, const Place& b) { return a.Key() < b.Key(); });
+  return places;
+}
+
+Status UnmatchedStatus(const Checkpoint& checkpoint, std::span<const Tensor* const> unmatched) {
+  NameList names;
+  std::optional<UnreadFormat> unread;
+  for (const Tensor* tensor : unmatched) {
+    names.Add(Describe(*tensor));
+    const std::optional<UnreadFormat> sign = RecognizeUnreadFormat(*tensor);
     if (sign && (!unread || sign->rank < unread->rank)) unread = sign;
   }
-  if (first_unmatched == nullptr) return places;
   Status status =
       unread
           ? Status::Data(Text("the routed experts look like {}, which this version does not read",
                               unread->name))
           : Status::Data("tensors look like routed experts but fit no known naming scheme");
-  return Fail(std::move(status)
-                  .File(checkpoint.files()[first_unmatched->file])
-                  .At(first_unmatched->offset)
-                  .Expected("experts.E.{w1,w2,w3}.weight I8 with .scale F8_E8M0 (MXFP4, DeepSeek "
-                            "names), or experts.E.{gate,up,down}_proj.weight or {w1,w2,w3}.weight "
-                            "in BF16, F16 or F32")
-                  .Found(unmatched.Text()));
+  return std::move(status)
+      .File(checkpoint.files()[unmatched.front()->file])
+      .At(unmatched.front()->offset)
+      .Expected(
+          "per expert: .weight in BF16, F16 or F32, I8 with .scale F8_E8M0 (MXFP4), U8 with "
+          ".weight_scale and .weight_scale_2 (NVFP4), .weight_packed U8 with .weight_scale, "
+          "F8_E4M3 with .weight_scale_inv; per layer: gate_up_proj_blocks (gpt-oss) or "
+          "gate_up_proj in BF16, F16 or F32; docs/checkpoints.md has the table")
+      .Found(names.Text());
 }
 
 Status NoExpertsStatus(const Checkpoint& checkpoint) {
@@ -104,7 +117,8 @@ Status NoExpertsStatus(const Checkpoint& checkpoint) {
       .File(checkpoint.path())
       .Expected(
           "tensors such as layers.N.ffn.experts.E.w1.weight, "
-          "model.layers.N.mlp.experts.E.gate_proj.weight or "
+          "model.layers.N.mlp.experts.E.gate_proj.weight, "
+          "model.layers.N.mlp.experts.gate_up_proj or "
           "model.layers.N.block_sparse_moe.experts.E.w1.weight")
       .Found(count == 0
                  ? std::string("no tensors at all")
@@ -112,52 +126,93 @@ Status NoExpertsStatus(const Checkpoint& checkpoint) {
       .Advice("dense models have nothing to tier; name the folder of a Mixture-of-Experts model");
 }
 
+SourceFormat FormatOf(const NamingScheme& scheme, Dtype weight) {
+  if (scheme.format != SourceFormat::kInvalid) return scheme.format;
+  switch (weight) {
+    case Dtype::kF16: return SourceFormat::kF16;
+    case Dtype::kF32: return SourceFormat::kF32;
+    default: return SourceFormat::kBf16;
+  }
+}
+
+uint64_t CeilDivide(uint64_t a, uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
 // Builds one layer from its places, which are sorted by Key().
 class LayerReader {
  public:
-  LayerReader(const Checkpoint& checkpoint, std::span<const Place> places)
-      : checkpoint_(checkpoint), places_(places), name_(places.front().name) {}
+  LayerReader(const Checkpoint& checkpoint, const ModelConfig& config,
+              std::span<const Place> places)
+      : checkpoint_(checkpoint),
+        config_(config),
+        all_(places),
+        name_(places.front().name),
+        prefix_(LayerPrefix(name_)) {}
 
   Result<MoeLayer> Read() {
-    prefix_ = LayerPrefix(name_);
     HP_TRY(CheckOneNaming());
+    HP_TRY(ChooseScheme());
     HP_TRY(CheckComplete());
     HP_TRY(CheckDtypes());
+    HP_TRY(ReadGeometry());
     HP_TRY(CheckShapes());
     MoeLayer layer;
     layer.model_index = name_.layer_number;
     layer.mtp = name_.layer->mtp;
-    if (!name_.scheme->mtp_marker.empty()) {
-      layer.mtp |=
-          checkpoint_.Find(LayerBase(name_) + std::string(name_.scheme->mtp_marker)) != nullptr;
+    if (!scheme_->mtp_marker.empty()) {
+      layer.mtp |= checkpoint_.Find(LayerBase(name_) + std::string(scheme_->mtp_marker)) != nullptr;
     }
     layer.prefix = prefix_;
-    layer.format = element_->format;
+    layer.scheme = scheme_->name;
+    layer.format = format_;
     layer.geometry = {.experts = expert_count_,
                       .hidden = static_cast<uint32_t>(hidden_),
-                      .intermediate = static_cast<uint32_t>(intermediate_)};
+                      .intermediate = static_cast<uint32_t>(intermediate_),
+                      .biases = RuleOf(ExpertPart::kBias) != nullptr};
+    if (format_ == SourceFormat::kFp8) layer.fp8_block = *block_;
+    layer.divide_by_global_scale = scheme_->divide_by_global_scale;
+    layer.interleaved_rows = scheme_->fusion == Fusion::kInterleaved;
     layer.experts.resize(expert_count_);
-    for (const Place& place : places_) {
-      ExpertTensors& expert = layer.experts[place.name.expert];
-      const auto projection = static_cast<size_t>(place.name.projection);
-      (place.name.scale ? expert.scale : expert.weight)[projection] = place.tensor;
+    if (fused()) {
+      SliceExperts(layer);
+    } else {
+      for (const Place& place : places_) {
+        *SlotOf(layer.experts[place.name.expert], place.name.part, place.name.projection) =
+            place.tensor;
+      }
     }
     return layer;
   }
 
+  const NamingScheme* scheme() const { return scheme_; }
+  const NameList& missing() const { return missing_; }
+
  private:
+  struct Slot {
+    Projection projection;
+    const PartRule* rule;
+  };
+
+  bool fused() const { return scheme_->fusion != Fusion::kNone; }
+
   // What an error is about: the file and offset of one of the layer's tensors.
   Status&& Locate(Status&& status, const Tensor& tensor) const {
     return std::move(status).File(checkpoint_.files()[tensor.file]).At(tensor.offset);
   }
 
+  const PartRule* RuleOf(ExpertPart part) const {
+    for (const PartRule& rule : scheme_->parts) {
+      if (rule.part == part) return &rule;
+    }
+    return nullptr;
+  }
+
   Result<void> CheckOneNaming() const {
     const Place* before = nullptr;
-    for (const Place& place : places_) {
+    for (const Place& place : all_) {
       const bool same_naming = place.name.layer == name_.layer;
-      const bool twin = before != nullptr && before->Key() == place.Key();
+      const bool twin = before != nullptr && before->Key() == place.Key() && !same_naming;
       if (!same_naming || twin) {
-        const Tensor& other = twin ? *before->tensor : *places_.front().tensor;
+        const Tensor& other = twin ? *before->tensor : *all_.front().tensor;
         Status status = Status::Data(twin ? "an expert tensor is there twice"
                                           : "one layer's experts are named in two ways");
         return Fail(Locate(std::move(status), *place.tensor)
@@ -169,57 +224,91 @@ class LayerReader {
     return {};
   }
 
-  bool has_scales() const { return !name_.scheme->scale_suffix.empty(); }
+  // The first scheme that knows all tensors of the layer.
+  Result<void> ChooseScheme() {
+    uint32_t schemes = UINT32_MAX;
+    for (const Place& place : all_) {
+      if ((schemes & place.name.schemes) == 0) {
+        scheme_ = &NamingSchemes()[static_cast<size_t>(std::countr_zero(schemes))];
+        Status status = Status::Data(Text("the experts in {} are in two formats", prefix_));
+        return Fail(
+            Locate(std::move(status), *place.tensor)
+                .Expected(Text("only {}, as {}", scheme_->name, Describe(*all_.front().tensor)))
+                .Found(Text("also {}", Describe(*place.tensor)))
+                .Advice("the files are of different exports: fetch the checkpoint again"));
+      }
+      schemes &= place.name.schemes;
+    }
+    scheme_ = &NamingSchemes()[static_cast<size_t>(std::countr_zero(schemes))];
+    for (const Place& place : all_) {
+      if (place.name.part != ExpertPart::kUnused) places_.push_back(place);
+    }
+    for (const PartRule& rule : scheme_->parts) {
+      for (size_t p = 0; p < kProjectionCount; ++p) {
+        if (rule.part == ExpertPart::kUnused || scheme_->roles[p].empty()) continue;
+        slots_.push_back({static_cast<Projection>(p), &rule});
+      }
+    }
+    std::sort(slots_.begin(), slots_.end(), [](const Slot& a, const Slot& b) {
+      return std::pair(a.projection, a.rule->part) < std::pair(b.projection, b.rule->part);
+    });
+    return {};
+  }
 
-  std::string ExpectedName(uint64_t expert, size_t projection, bool scale) const {
-    const NamingScheme& scheme = *name_.scheme;
-    return Text("{}experts.{}.{}{}", prefix_, expert, scheme.roles[projection],
-                scale ? scheme.scale_suffix : scheme.weight_suffix);
+  std::string ExpectedName(uint64_t expert, const Slot& slot) const;
+
+  // The rows of the router: how many experts it can choose from.
+  const Tensor* FindRouter() const {
+    const Tensor* router = checkpoint_.Find(prefix_ + std::string(scheme_->router));
+    const bool tells =
+        router != nullptr && router->shape.size() == 2 && router->shape[0] <= kExpertCountMax;
+    return tells ? router : nullptr;
+  }
+
+  Status RouterStatus(const Tensor& router, uint64_t expert_count) const {
+    Status status = Status::Data(Text("there are {} experts in {} than its router can choose",
+                                      router.shape[0] < expert_count ? "more" : "fewer", prefix_));
+    return Locate(std::move(status), router)
+        .Expected(Text("{} to have {} rows", router.name, expert_count))
+        .Found(ShapeText(router.shape));
   }
 
   // Every expert from 0 to the last one that is named, or that the router can choose, has every
   // tensor. The loop ends once ten names are known: expert numbers come from outside.
   Result<void> CheckComplete() {
-    const Tensor* router = checkpoint_.Find(prefix_ + std::string(name_.scheme->router));
-    uint64_t expert_count = uint64_t{places_.back().name.expert} + 1;
-    const bool router_tells =
-        router != nullptr && router->shape.size() == 2 && router->shape[0] <= kExpertCountMax;
-    if (router_tells && router->shape[0] < expert_count) {
-      Status status =
-          Status::Data(Text("there are more experts in {} than its router can choose", prefix_));
-      return Fail(Locate(std::move(status), *router)
-                      .Expected(Text("{} to have {} rows", router->name, expert_count))
-                      .Found(ShapeText(router->shape)));
+    const Tensor* router = FindRouter();
+    uint64_t expert_count = all_.back().name.expert + uint64_t{1};
+    if (!fused() && router != nullptr) {
+      if (router->shape[0] < expert_count) return Fail(RouterStatus(*router, expert_count));
+      expert_count = router->shape[0];
     }
-    if (router_tells) expert_count = router->shape[0];
-    const uint64_t slots = kProjectionCount * (has_scales() ? 2 : 1);
-    NameList missing;
     auto place = places_.begin();
-    for (uint64_t i = 0; i < expert_count * slots && !missing.full(); ++i) {
-      const uint64_t expert = i / slots;
-      const size_t projection = i % slots / (has_scales() ? 2 : 1);
-      const bool scale = has_scales() && i % 2 == 1;
+    for (uint64_t i = 0; i < expert_count * slots_.size() && !missing_.full(); ++i) {
+      const uint64_t expert = i / slots_.size();
+      const Slot& slot = slots_[i % slots_.size()];
       const bool here = place != places_.end() && place->name.expert == expert &&
-                        static_cast<size_t>(place->name.projection) == projection &&
-                        place->name.scale == scale;
+                        place->name.projection == slot.projection &&
+                        place->name.part == slot.rule->part;
       if (here) {
         ++place;
       } else {
-        missing.Add(ExpectedName(expert, projection, scale));
+        missing_.Add(ExpectedName(expert, slot));
       }
     }
-    if (missing.count() == 0) {
+    if (missing_.count() == 0) {
       expert_count_ = static_cast<uint32_t>(expert_count);
       return {};
     }
-    missing.Count(expert_count * slots - places_.size() - missing.count());
+    missing_.Count(expert_count * slots_.size() - places_.size() - missing_.count());
     Status status =
         Status::Data(Text("expert tensors are missing in {}", prefix_)).File(checkpoint_.path());
-    return Fail(std::move(status)
-                    .Expected(Text("{} experts of {} tensors each{}", expert_count, slots,
-                                   router_tells ? Text(", as {} says", router->name) : ""))
-                    .Found(Text("none of {}", missing.Text()))
-                    .Advice("fetch the missing shards of the checkpoint"));
+    return Fail(
+        std::move(status)
+            .Expected(fused() ? Text("{} tensors, as {} has them", slots_.size(), scheme_->name)
+                              : Text("{} experts of {} tensors each{}", expert_count, slots_.size(),
+                                     router != nullptr ? Text(", as {} says", router->name) : ""))
+            .Found(Text("none of {}", missing_.Text()))
+            .Advice("fetch the missing shards of the checkpoint"));
   }
 
   Result<void> CheckDtypes() {
@@ -227,13 +316,11 @@ class LayerReader {
     NameList others;
     const Tensor* first = nullptr;
     for (const Place& place : places_) {
-      if (place.name.scale || place.tensor->dtype == dtype) continue;
+      if (place.name.part != ExpertPart::kWeight || place.tensor->dtype == dtype) continue;
       if (first == nullptr) first = place.tensor;
       others.Add(Describe(*place.tensor));
     }
-    for (const ElementType& element : name_.scheme->elements) {
-      if (element.dtype == dtype) element_ = &element;
-    }
+    format_ = FormatOf(*scheme_, dtype);
     if (first == nullptr) return {};
     Status status = Status::Data(Text("expert tensors in {} are of unequal dtype", prefix_));
     return Fail(Locate(std::move(status), *first)
@@ -241,59 +328,193 @@ class LayerReader {
                     .Found(others.Text()));
   }
 
-  std::vector<uint64_t> ExpectedShape(const ExpertName& name) const {
-    const bool down = name.projection == Projection::kDown;
-    const uint64_t out = down ? hidden_ : intermediate_;
-    const uint64_t in = down ? intermediate_ : hidden_;
-    const uint64_t values = name.scale ? name_.scheme->scale_block : element_->values_per_element;
-    return {out, in / values};
+  // Hidden and intermediate come from expert 0's gate matrix, for fused tensors from gate and up;
+  // CheckShapes holds all others to them.
+  Result<void> ReadGeometry();
+  Result<void> CheckFusedOrder() const;
+  Result<void> CheckShapes();
+  std::vector<uint64_t> ExpectedShape(const ExpertName& name) const;
+  bool FitsShape(const Place& place) const {
+    const std::vector<uint64_t> expected = ExpectedShape(place.name);
+    const bool one = expected.empty() && place.tensor->shape.size() == 1 &&
+                     place.tensor->shape[0] == 1;  // a scalar may be [1]
+    return one || place.tensor->shape == expected;
   }
 
-  // Hidden and intermediate come from expert 0's gate matrix; all others must agree.
-  Result<void> CheckShapes() {
-    const Tensor& gate = *places_.front().tensor;
-    if (gate.shape.size() != 2) {
-      Status status = Status::Data(Text("expert tensor {} is not a matrix", gate.name));
-      return Fail(
-          Locate(std::move(status), gate).Expected("[out, in]").Found(ShapeText(gate.shape)));
-    }
-    const auto fits = [](uint64_t n) {
-      return n > 0 && n % kShapeMultiple == 0 && n <= kDimensionMax;
-    };
-    intermediate_ = gate.shape[0];
-    hidden_ = gate.shape[1] <= kDimensionMax ? gate.shape[1] * element_->values_per_element : 0;
-    if (!fits(intermediate_) || !fits(hidden_)) {
-      Status status = Status::Data(Text("expert shapes in {} are not supported", prefix_));
-      return Fail(Locate(std::move(status), gate)
-                      .Expected(Text("hidden and intermediate sizes that are multiples of {}",
-                                     kShapeMultiple))
-                      .Found(Text("hidden {}, intermediate {}, from {}", hidden_, intermediate_,
-                                  Describe(gate))));
-    }
-    NameList unequal;
-    const Place* first = nullptr;
-    for (const Place& place : places_) {
-      if (place.tensor->shape == ExpectedShape(place.name)) continue;
-      if (first == nullptr) first = &place;
-      unequal.Add(Describe(*place.tensor));
-    }
-    if (first == nullptr) return {};
-    Status status = Status::Data(Text("expert tensors in {} are of unequal shape", prefix_));
-    return Fail(Locate(std::move(status), *first->tensor)
-                    .Expected(Text("{} for {}, from {} {}", ShapeText(ExpectedShape(first->name)),
-                                   first->tensor->name, gate.name, ShapeText(gate.shape)))
-                    .Found(unequal.Text()));
+  static const Tensor** SlotOf(ExpertTensors& expert, ExpertPart part, Projection projection) {
+    auto& tensors = part == ExpertPart::kWeight  ? expert.weight
+                    : part == ExpertPart::kScale ? expert.scale
+                    : part == ExpertPart::kBias  ? expert.bias
+                                                 : expert.global_scale;
+    return &tensors[static_cast<size_t>(projection)];
   }
+  void SliceExperts(MoeLayer& layer) const;
 
   const Checkpoint& checkpoint_;
-  const std::span<const Place> places_;
+  const ModelConfig& config_;
+  const std::span<const Place> all_;
   const ExpertName& name_;
-  std::string prefix_;
+  const std::string prefix_;
+  const NamingScheme* scheme_ = nullptr;
+  std::vector<Place> places_;  // those that are used
+  std::vector<Slot> slots_;    // what every expert (of a fused scheme: the layer) must have
+  NameList missing_;
+  SourceFormat format_ = SourceFormat::kInvalid;
+  std::optional<BlockShape> block_;
   uint32_t expert_count_ = 0;
-  const ElementType* element_ = nullptr;
   uint64_t hidden_ = 0;
   uint64_t intermediate_ = 0;
 };
+
+std::string LayerReader::ExpectedName(uint64_t expert, const Slot& slot) const {
+  const std::string_view role = scheme_->roles[static_cast<size_t>(slot.projection)];
+  if (fused()) return Text("{}experts.{}{}", prefix_, role, slot.rule->suffix);
+  return Text("{}experts.{}.{}{}", prefix_, expert, role, slot.rule->suffix);
+}
+
+Result<void> LayerReader::ReadGeometry() {
+  const Tensor& gate = *places_.front().tensor;
+  const PartRule& rule = *RuleOf(ExpertPart::kWeight);
+  const bool block_bytes = rule.shape == ShapeRule::kBlockBytes;
+  const size_t rank = (fused() ? 3 : 2) + (block_bytes ? 1 : 0);
+  if (gate.shape.size() != rank) {
+    Status status = Status::Data(Text("expert tensor {} is not {}", gate.name,
+                                      fused() ? "a stack of matrices" : "a matrix"));
+    return Fail(Locate(std::move(status), gate)
+                    .Expected(fused() ? (block_bytes ? "[experts, 2 * out, in / 32, 16]"
+                                                     : "[experts, 2 * out, in]")
+                                      : "[out, in]")
+                    .Found(ShapeText(gate.shape)));
+  }
+  HP_TRY(CheckFusedOrder());
+  const uint64_t rows = gate.shape[fused() ? 1 : 0];
+  const uint64_t columns = gate.shape[fused() ? 2 : 1];
+  intermediate_ = fused() ? rows / 2 : rows;
+  const uint64_t factor = block_bytes ? kScaleBlock : rule.divisor;
+  hidden_ = columns <= kDimensionMax ? columns * factor : 0;
+  const auto fits = [](uint64_t n) {
+    return n > 0 && n % kShapeMultiple == 0 && n <= kDimensionMax;
+  };
+  if (!fits(intermediate_) || !fits(hidden_) || (fused() && rows % 2 != 0)) {
+    Status status = Status::Data(Text("expert shapes in {} are not supported", prefix_));
+    return Fail(Locate(std::move(status), gate)
+                    .Expected(Text("hidden and intermediate sizes that are multiples of {}",
+                                   kShapeMultiple))
+                    .Found(Text("hidden {}, intermediate {}, from {}", hidden_, intermediate_,
+                                Describe(gate))));
+  }
+  if (!fused()) return {};
+  if (gate.shape[0] == 0 || gate.shape[0] > kExpertCountMax) {
+    Status status = Status::Data(Text("the number of experts in {} is impossible", prefix_));
+    return Fail(Locate(std::move(status), gate)
+                    .Expected(Text("1 to {}", kExpertCountMax))
+                    .Found(Describe(gate)));
+  }
+  expert_count_ = static_cast<uint32_t>(gate.shape[0]);
+  const Tensor* router = FindRouter();
+  if (router != nullptr && router->shape[0] != expert_count_) {
+    return Fail(RouterStatus(*router, expert_count_));
+  }
+  return {};
+}
+
+// [E, in, out] instead of [E, out, in]: gate and up then have the rows that down has columns.
+Result<void> LayerReader::CheckFusedOrder() const {
+  if (scheme_->fusion != Fusion::kHalves) return {};
+  const Tensor& gate_up = *places_.front().tensor;
+  const Tensor& down = *places_.back().tensor;
+  const bool transposed = down.shape.size() == 3 && gate_up.shape[1] == down.shape[2] &&
+                          down.shape[1] <= kDimensionMax && gate_up.shape[2] == 2 * down.shape[1];
+  if (!transposed) return {};
+  Status status = Status::Data(Text("the fused experts in {} are stored transposed", prefix_));
+  return Fail(Locate(std::move(status), gate_up)
+                  .Expected("gate_up_proj [E, 2I, H] and down_proj [E, H, I]")
+                  .Found(Text("{} and {}", Describe(gate_up), Describe(down)))
+                  .Advice("this version does not read that order: convert the checkpoint"));
+}
+
+std::vector<uint64_t> LayerReader::ExpectedShape(const ExpertName& name) const {
+  const PartRule& rule = *RuleOf(name.part);
+  const bool down = name.projection == Projection::kDown;
+  const uint64_t out = down ? hidden_ : fused() ? 2 * intermediate_ : intermediate_;
+  const uint64_t in = down ? intermediate_ : hidden_;
+  std::vector<uint64_t> shape;
+  if (fused()) shape.push_back(expert_count_);
+  switch (rule.shape) {
+    case ShapeRule::kRows: shape.insert(shape.end(), {out, in / rule.divisor}); break;
+    case ShapeRule::kBlockBytes:
+      shape.insert(shape.end(), {out, in / kScaleBlock, kScaleBlock / 2});
+      break;
+    case ShapeRule::kGrid:
+      shape.insert(shape.end(), {CeilDivide(out, block_->rows), CeilDivide(in, block_->columns)});
+      break;
+    case ShapeRule::kVector: shape.push_back(out); break;
+    case ShapeRule::kScalar:
+    case ShapeRule::kInvalid: break;
+  }
+  return shape;
+}
+
+Result<void> LayerReader::CheckShapes() {
+  const Tensor& gate = *places_.front().tensor;
+  if (format_ == SourceFormat::kFp8) {
+    if (!config_.weight_block_size) {
+      Status status =
+          Status::Data(Text("the block shape of the FP8 scales in {} is not known", prefix_));
+      return Fail(Locate(std::move(status), gate)
+                      .Expected("quantization_config.weight_block_size in config.json")
+                      .Found("none")
+                      .Advice("fetch the config.json that belongs to the checkpoint"));
+    }
+    block_ = {.rows = config_.weight_block_size->first,
+              .columns = config_.weight_block_size->second};
+  }
+  NameList unequal;
+  const Place* first = nullptr;
+  for (const Place& place : places_) {
+    if (FitsShape(place)) continue;
+    if (first == nullptr) first = &place;
+    unequal.Add(Describe(*place.tensor));
+  }
+  if (first == nullptr) return {};
+  Status status = Status::Data(Text("expert tensors in {} are of unequal shape", prefix_));
+  return Fail(
+      Locate(std::move(status), *first->tensor)
+          .Expected(Text("{} for {}, from {} {}{}", ShapeText(ExpectedShape(first->name)),
+                         first->tensor->name, gate.name, ShapeText(gate.shape),
+                         block_ ? Text(" and blocks of {}x{}", block_->rows, block_->columns) : ""))
+          .Found(unequal.Text()));
+}
+
+// Every expert's bytes of each tensor, for gate and up one half of its rows each.
+void LayerReader::SliceExperts(MoeLayer& layer) const {
+  auto slices = std::make_shared<std::vector<Tensor>>();
+  slices->reserve(places_.size() * expert_count_ * 2);
+  const auto add = [&](const Tensor& whole, uint32_t expert, uint32_t part, uint32_t parts) {
+    Tensor slice = whole;
+    slice.shape.erase(slice.shape.begin());
+    slice.shape[0] /= parts;
+    slice.bytes = whole.bytes / expert_count_ / parts;
+    slice.offset = whole.offset + (uint64_t{expert} * parts + part) * slice.bytes;
+    slice.name = parts == 1 ? Text("{}[{}]", whole.name, expert)
+                            : Text("{}[{}, {}:{}]", whole.name, expert, part * slice.shape[0],
+                                   (part + 1) * slice.shape[0]);
+    slices->push_back(std::move(slice));
+    return &slices->back();
+  };
+  for (const Place& place : places_) {
+    for (uint32_t e = 0; e < expert_count_; ++e) {
+      ExpertTensors& expert = layer.experts[e];
+      if (place.name.projection == Projection::kDown) {
+        *SlotOf(expert, place.name.part, Projection::kDown) = add(*place.tensor, e, 0, 1);
+      } else {
+        *SlotOf(expert, place.name.part, Projection::kGate) = add(*place.tensor, e, 0, 2);
+        *SlotOf(expert, place.name.part, Projection::kUp) = add(*place.tensor, e, 1, 2);
+      }
+    }
+  }
+  layer.slices = std::move(slices);
+}
 
 // The highest N of "<head>N." plus one, over all tensors: dense layers count.
 uint32_t CountMainLayers(const Checkpoint& checkpoint, const NamingScheme& scheme) {
@@ -308,24 +529,33 @@ uint32_t CountMainLayers(const Checkpoint& checkpoint, const NamingScheme& schem
   return count;
 }
 
-Result<std::vector<MoeLayer>> ReadLayers(const Checkpoint& checkpoint,
-                                         std::span<const Place> places, std::string& scheme_names) {
+// The places of the layer that begins at `begin`.
+std::span<const Place> LayerPlaces(std::span<const Place> places, size_t begin) {
+  size_t end = begin;
+  while (end < places.size() && places[end].LayerKey() == places[begin].LayerKey()) ++end;
+  return places.subspan(begin, end - begin);
+}
+
+Result<std::vector<MoeLayer>> ReadLayers(const Checkpoint& checkpoint, const ModelConfig& config,
+                                         std::span<const Place> places, MoeModel& model) {
   std::vector<MoeLayer> layers;
   std::map<const NamingScheme*, uint32_t> main_layer_counts;
-  for (auto begin = places.begin(); begin != places.end();) {
-    const auto end = std::find_if(begin, places.end(), [&](const Place& place) {
-      return place.LayerKey() != begin->LayerKey();
-    });
-    HP_ASSIGN(MoeLayer layer, LayerReader(checkpoint, {begin, end}).Read());
-    const NamingScheme* scheme = begin->name.scheme;
+  for (size_t begin = 0; begin < places.size();) {
+    const std::span<const Place> of_layer = LayerPlaces(places, begin);
+    begin += of_layer.size();
+    LayerReader reader(checkpoint, config, of_layer);
+    HP_ASSIGN(MoeLayer layer, reader.Read());
+    const NamingScheme* scheme = reader.scheme();
     const auto [count, first_use] = main_layer_counts.try_emplace(scheme, 0);
     if (first_use) {
       count->second = CountMainLayers(checkpoint, *scheme);
-      scheme_names += (scheme_names.empty() ? "" : "+") + std::string(scheme->name);
+      model.scheme += (model.scheme.empty() ? "" : "+") + std::string(scheme->name);
+      if (scheme->activation.kind != ActivationKind::kSiluGated) {
+        model.activation = scheme->activation;
+      }
     }
-    if (begin->name.layer->mtp) layer.model_index += count->second;
+    if (of_layer.front().name.layer->mtp) layer.model_index += count->second;
     layers.push_back(std::move(layer));
-    begin = end;
   }
   std::sort(layers.begin(), layers.end(), [](const MoeLayer& a, const MoeLayer& b) {
     return std::tie(a.mtp, a.model_index) < std::tie(b.mtp, b.model_index);
@@ -334,39 +564,120 @@ Result<std::vector<MoeLayer>> ReadLayers(const Checkpoint& checkpoint,
   return layers;
 }
 
-Result<void> ApplyConfig(const Checkpoint& checkpoint, MoeModel& model) {
+std::string ConfigPath(const Checkpoint& checkpoint) {
   const std::string folder =
       checkpoint.files().empty() ? checkpoint.path() : ParentPath(checkpoint.files().front());
-  const std::string path = JoinPath(folder, "config.json");
-  HP_ASSIGN(const ModelConfig config, ParseModelConfig(checkpoint.config_text(), path));
+  return JoinPath(folder, "config.json");
+}
+
+Result<void> ApplyConfig(const Checkpoint& checkpoint, const ModelConfig& config, MoeModel& model) {
   model.top_k = config.top_k;
   if (config.swiglu_limit) {
-    model.activation = {.kind = ActivationKind::kSiluGatedClamped, .limit = *config.swiglu_limit};
+    model.activation.limit = *config.swiglu_limit;
+    if (model.activation.kind == ActivationKind::kSiluGated) {
+      model.activation.kind = ActivationKind::kSiluGatedClamped;
+    }
   }
   uint32_t expert_count_max = 0;
+  bool fp8 = false;
   for (const MoeLayer& layer : model.layers) {
     expert_count_max = std::max(expert_count_max, layer.geometry.experts);
+    fp8 |= layer.format == SourceFormat::kFp8;
+  }
+  if (fp8) {
+    model.decoding = Text(" weight_block_size={}x{}", config.weight_block_size->first,
+                          config.weight_block_size->second);
   }
   if (model.top_k && *model.top_k > expert_count_max) {
     return Fail(Status::Data("config.json asks for more experts per token than there are")
-                    .File(path)
+                    .File(ConfigPath(checkpoint))
                     .Expected(Text("num_experts_per_tok of at most {}", expert_count_max))
                     .Found(Text("{}", *model.top_k)));
   }
   return {};
 }
 
+std::string JoinDtypes(std::span<const Place> places) {
+  std::set<std::string_view> names;
+  for (const Place& place : places) names.insert(DtypeName(place.tensor->dtype));
+  std::string text;
+  for (const std::string_view name : names) {
+    text += text.empty() ? "" : "+";
+    text += name;
+  }
+  return text;
+}
+
+// "model.layers.3.mlp." of "model.layers.3.mlp.experts.7.what"
+std::string PrefixOf(const Tensor& tensor) {
+  return tensor.name.substr(0, tensor.name.find(kExpertsInfix) + 1);
+}
+
 }  // namespace
 
+std::vector<const Tensor*> ExpertTensors::All() const {
+  std::vector<const Tensor*> all;
+  for (const auto* tensors : {&weight, &scale, &global_scale, &bias}) {
+    for (const Tensor* tensor : *tensors) {
+      if (tensor != nullptr) all.push_back(tensor);
+    }
+  }
+  return all;
+}
+
 Result<MoeModel> DiscoverMoe(const Checkpoint& checkpoint) {
-  HP_ASSIGN(std::vector<Place> places, CollectPlaces(checkpoint));
-  if (places.empty()) return Fail(NoExpertsStatus(checkpoint));
-  std::sort(places.begin(), places.end(),
-            [](const Place& a, const Place& b) { return a.Key() < b.Key(); });
+  const Places places = CollectPlaces(checkpoint);
+  if (!places.unmatched.empty()) return Fail(UnmatchedStatus(checkpoint, places.unmatched));
+  if (places.known.empty()) return Fail(NoExpertsStatus(checkpoint));
+  HP_ASSIGN(const ModelConfig config,
+            ParseModelConfig(checkpoint.config_text(), ConfigPath(checkpoint)));
   MoeModel model;
-  HP_ASSIGN(model.layers, ReadLayers(checkpoint, places, model.scheme));
-  HP_TRY(ApplyConfig(checkpoint, model));
+  HP_ASSIGN(model.layers, ReadLayers(checkpoint, config, places.known, model));
+  HP_TRY(ApplyConfig(checkpoint, config, model));
   return model;
+}
+
+std::vector<MoeLayerSurvey> SurveyMoe(const Checkpoint& checkpoint) {
+  const Places places = CollectPlaces(checkpoint);
+  const ModelConfig config =
+      ParseModelConfig(checkpoint.config_text(), ConfigPath(checkpoint)).value_or(ModelConfig{});
+  std::map<std::string, NameList> unexpected;
+  for (const Tensor* tensor : places.unmatched)
+    unexpected[PrefixOf(*tensor)].Add(Describe(*tensor));
+  std::vector<MoeLayerSurvey> layers;
+  for (size_t begin = 0; begin < places.known.size();) {
+    const std::span<const Place> of_layer = LayerPlaces(places.known, begin);
+    begin += of_layer.size();
+    LayerReader reader(checkpoint, config, of_layer);
+    const Result<MoeLayer> read = reader.Read();
+    MoeLayerSurvey layer;
+    layer.prefix = LayerPrefix(of_layer.front().name);
+    if (reader.scheme() != nullptr) layer.scheme = reader.scheme()->name;
+    layer.tensor_count = of_layer.size();
+    for (const Place& place : of_layer) layer.tensor_bytes += place.tensor->bytes;
+    layer.dtypes = JoinDtypes(of_layer);
+    if (reader.missing().count() > 0) layer.missing = reader.missing().Text();
+    if (!read) layer.problem = read.error();
+    if (const auto extra = unexpected.extract(layer.prefix))
+      layer.unexpected = extra.mapped().Text();
+    layers.push_back(std::move(layer));
+  }
+  for (const auto& [prefix, names] : unexpected) {
+    MoeLayerSurvey layer;
+    layer.prefix = prefix;
+    layer.tensor_count = names.count();
+    layer.unexpected = names.Text();
+    layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
+std::map<std::string_view, const Tensor*> SourceTensorsByName(const MoeLayer& layer) {
+  std::map<std::string_view, const Tensor*> tensors;
+  for (const ExpertTensors& expert : layer.experts) {
+    for (const Tensor* tensor : expert.All()) tensors.emplace(tensor->name, tensor);
+  }
+  return tensors;
 }
 
 Manifest MakeManifest(const MoeModel& model, const Digest128& fingerprint, ZeroMode zero_mode) {

@@ -12,6 +12,7 @@
 #include "base/format_text.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint_testing.h"
+#include "checkpoint/naming_scheme.h"
 #include "format/tsym4.h"
 
 namespace hotplane {
@@ -311,30 +312,39 @@ std::vector<BadModel> BadModels() {
          m.Add(hf + "0.gate_proj.weight_scale", Dtype::kF8E4m3, {64, 8});
          m.Add(hf + "0.gate_proj.weight_scale_2", Dtype::kF32, {});
        },
-       "look like modelopt NVFP4, which this version does not read", "", "(3 in all)"},
+       "are in two formats", "only modelopt-nvfp4", hf + "0.up_proj.weight BF16"},
       {"CompressedTensors", bf16,
        [=](Model& m) {
          m.Add(hf + "0.gate_proj.weight_packed", Dtype::kU8, {64, 64});
          m.Add(hf + "0.gate_proj.weight_global_scale", Dtype::kF32, {1});
        },
-       "look like compressed-tensors NVFP4", "", "(2 in all)"},
+       "are in two formats", hf + "0.gate_proj.weight", hf + "0.gate_proj.weight"},
       {"Fp8", bf16,
        [=](Model& m) {
          m.Add(hf + "0.gate_proj.weight", Dtype::kF8E4m3, {64, 128});
          m.Add(hf + "0.gate_proj.weight_scale_inv", Dtype::kF32, {1, 1});
        },
-       "look like block-scaled FP8", "", "(2 in all)"},
+       "are in two formats", "only hf-fp8-block", hf + "0.up_proj.weight BF16"},
       {"GptOss", bf16,
        [=](Model& m) {
          m.Add("model.layers.1.mlp.experts.gate_up_proj_blocks", Dtype::kU8, {5, 128, 4, 16});
          m.Add("model.layers.1.mlp.experts.gate_up_proj_scales", Dtype::kU8, {5, 128, 4});
        },
-       "look like gpt-oss MXFP4", "", "gate_up_proj_blocks U8 [5, 128, 4, 16]"},
+       "are in two formats", "model.layers.1.mlp.experts.", "model.layers.1.mlp.experts."},
+      {"Gptq", bf16,
+       [=](Model& m) { m.Add(hf + "0.gate_proj.qweight", Dtype::kI32, {16, 64}); },
+       "look like GPTQ or AWQ, which this version does not read", "", "qweight I32 [16, 64]"},
+      {"Fp8PerRow", bf16,
+       [=](Model& m) {
+         m.Add(hf + "0.gate_proj.weight", Dtype::kF8E4m3, {64, 128});
+         m.Add(hf + "0.gate_proj.weight_scale", Dtype::kF32, {64, 1});
+       },
+       "look like FP8 with one scale per tensor or row", "", "weight_scale F32 [64, 1]"},
       {"Fused", bf16,
        [=](Model& m) {
          m.Add("model.layers.1.mlp.experts.gate_up_proj", Dtype::kBf16, {5, 128, 128});
        },
-       "look like experts fused into 3-D tensors", "", "[5, 128, 128]"},
+       "are in two formats", "model.layers.1.mlp.experts.", "model.layers.1.mlp.experts."},
       {"ConfigNotJson", bf16, [](Model& m) { m.config_text = "{"; }, "config.json", "", "end"},
       {"ConfigNotAnObject", bf16, [](Model& m) { m.config_text = "[]"; }, "config.json", "object",
        ""},
@@ -432,6 +442,60 @@ TEST(MakeManifest, SaysWhatTheModelIs) {
                                                .prefix = "mtp.0.ffn.",
                                                .geometry = {5, 128, 64},
                                                .source_format = SourceFormat::kMxfp4}));
+}
+
+// No two schemes read a name in two ways: the other tensors of a layer may choose between them.
+TEST(NamingScheme, SchemesThatKnowATensorAgree) {
+  EXPECT_EQ(NamingSchemes().size(), 9u);
+  std::set<std::string_view> names;
+  for (const NamingScheme& scheme : NamingSchemes()) {
+    EXPECT_TRUE(names.insert(scheme.name).second) << scheme.name;
+    for (const LayerNaming& layer : scheme.layers) {
+      for (size_t p = 0; p < kProjectionCount; ++p) {
+        for (const PartRule& rule : scheme.parts) {
+          if (scheme.roles[p].empty()) continue;
+          const std::string expert = scheme.fusion == Fusion::kNone ? "12." : "";
+          Tensor tensor;
+          tensor.name = Text("{}3{}experts.{}{}{}", layer.head, layer.middle, expert,
+                             scheme.roles[p], rule.suffix);
+          tensor.dtype = rule.dtypes[0];
+          const auto match = MatchExpertTensor(tensor);
+          ASSERT_TRUE(match) << tensor.name;
+          const auto index = static_cast<size_t>(&scheme - NamingSchemes().data());
+          EXPECT_NE(match->schemes >> index & 1, 0u) << tensor.name;
+          EXPECT_EQ(match->layer, &layer) << tensor.name;
+          EXPECT_EQ(match->layer_number, 3u) << tensor.name;
+          EXPECT_EQ(match->expert, expert.empty() ? 0u : 12u) << tensor.name;
+          EXPECT_EQ(match->projection, static_cast<Projection>(p)) << tensor.name;
+          EXPECT_EQ(match->part, rule.part) << tensor.name;
+        }
+      }
+    }
+  }
+}
+
+TEST(Survey, SaysWhatIsMissingAndWhatIsUnexpected) {
+  Model model = SmallModel(SourceFormat::kMxfp4);
+  model.tensors.erase("layers.1.ffn.experts.2.w3.scale");
+  model.Add("layers.2.ffn.experts.0.w1.bias", Dtype::kBf16, {64});
+  model.Add("layers.9.ffn.experts.0.zero_point", Dtype::kI32, {1});
+  MemEnv env;
+  WriteModel(env, "/model", model, 0);
+  const auto checkpoint = Checkpoint::Open(env, "/model");
+  ASSERT_TRUE(checkpoint);
+  const std::vector<MoeLayerSurvey> layers = SurveyMoe(*checkpoint);
+  ASSERT_EQ(layers.size(), 4u);
+  EXPECT_EQ(layers[0].prefix, "layers.1.ffn.");
+  EXPECT_EQ(layers[0].scheme, "deepseek-mxfp4");
+  EXPECT_EQ(layers[0].tensor_count, 29u);
+  EXPECT_EQ(layers[0].dtypes, "F8_E8M0+I8");
+  EXPECT_EQ(layers[0].missing, "layers.1.ffn.experts.2.w3.scale (1 in all)");
+  EXPECT_TRUE(layers[0].problem);
+  EXPECT_EQ(layers[1].unexpected, "layers.2.ffn.experts.0.w1.bias BF16 [64] (1 in all)");
+  EXPECT_FALSE(layers[1].problem);
+  EXPECT_EQ(layers[2].prefix, "mtp.0.ffn.");
+  EXPECT_EQ(layers[3].prefix, "layers.9.ffn.");
+  EXPECT_EQ(layers[3].scheme, "");
 }
 
 class FingerprintTest : public ::testing::Test {

@@ -1,5 +1,6 @@
 #include "checkpoint/naming_scheme.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace hotplane {
@@ -21,45 +22,107 @@ constexpr std::array kMixtralLayers = {
     LayerNaming{"layers.", ".block_sparse_moe.", false},
 };
 
-constexpr std::array kMxfp4Elements = {ElementType{Dtype::kI8, SourceFormat::kMxfp4, 2}};
-constexpr std::array kFloatElements = {
-    ElementType{Dtype::kBf16, SourceFormat::kBf16, 1},
-    ElementType{Dtype::kF16, SourceFormat::kF16, 1},
-    ElementType{Dtype::kF32, SourceFormat::kF32, 1},
+// Shorthands of the tables below.
+using enum ExpertPart;
+using enum ShapeRule;
+constexpr std::array<Dtype, 3> One(Dtype dtype) {
+  return {dtype, Dtype::kInvalid, Dtype::kInvalid};
+}
+constexpr std::array kFloats = {Dtype::kBf16, Dtype::kF16, Dtype::kF32};
+
+constexpr std::array kDeepSeekMxfp4Parts = {
+    PartRule{kWeight, ".weight", One(Dtype::kI8), kRows, 2},
+    PartRule{kScale, ".scale", One(Dtype::kF8E8m0), kRows, 32},
 };
+constexpr std::array kFloatParts = {PartRule{kWeight, ".weight", kFloats, kRows, 1}};
+constexpr std::array kModeloptNvfp4Parts = {
+    PartRule{kWeight, ".weight", One(Dtype::kU8), kRows, 2},
+    PartRule{kScale, ".weight_scale", One(Dtype::kF8E4m3), kRows, 16},
+    PartRule{kGlobalScale, ".weight_scale_2", One(Dtype::kF32), kScalar, 0},
+    PartRule{kUnused, ".input_scale", One(Dtype::kF32), kScalar, 0},
+};
+constexpr std::array kCompressedNvfp4Parts = {
+    PartRule{kWeight, ".weight_packed", One(Dtype::kU8), kRows, 2},
+    PartRule{kScale, ".weight_scale", One(Dtype::kF8E4m3), kRows, 16},
+    PartRule{kGlobalScale, ".weight_global_scale", One(Dtype::kF32), kScalar, 0},
+    PartRule{kUnused, ".input_global_scale", One(Dtype::kF32), kScalar, 0},
+};
+constexpr std::array kCompressedMxfp4Parts = {
+    PartRule{kWeight, ".weight_packed", One(Dtype::kU8), kRows, 2},
+    PartRule{kScale, ".weight_scale", One(Dtype::kU8), kRows, 32},
+};
+constexpr std::array kFp8BlockParts = {
+    PartRule{kWeight, ".weight", One(Dtype::kF8E4m3), kRows, 1},
+    PartRule{kScale, ".weight_scale_inv", {Dtype::kF32, Dtype::kBf16, Dtype::kInvalid}, kGrid, 0},
+};
+constexpr std::array kGptOssParts = {
+    PartRule{kWeight, "_blocks", One(Dtype::kU8), kBlockBytes, 0},
+    PartRule{kScale, "_scales", One(Dtype::kU8), kRows, 32},
+    PartRule{kBias, "_bias", kFloats, kVector, 0},
+};
+constexpr std::array kFusedParts = {PartRule{kWeight, "", kFloats, kRows, 1}};
+
+constexpr std::array<std::string_view, kProjectionCount> kNumberedRoles = {"w1", "w3", "w2"};
+constexpr std::array<std::string_view, kProjectionCount> kNamedRoles = {"gate_proj", "up_proj",
+                                                                        "down_proj"};
+constexpr std::array<std::string_view, kProjectionCount> kFusedRoles = {"gate_up_proj", "",
+                                                                        "down_proj"};
+
+// gpt-oss has its factor in the code of the model; the limit is in config.json too.
+constexpr Activation kGptOssActivation = {
+    .kind = ActivationKind::kSwigluOai, .limit = 7.0, .alpha = 1.702};
+
+constexpr NamingScheme HfScheme(std::string_view name, SourceFormat format,
+                                std::span<const PartRule> parts) {
+  return {.name = name,
+          .layers = kHfLayers,
+          .roles = kNamedRoles,
+          .fusion = Fusion::kNone,
+          .format = format,
+          .parts = parts,
+          .divide_by_global_scale = false,
+          .router = "gate.weight",
+          .mtp_marker = ".enorm.weight",
+          .activation = {}};
+}
+constexpr NamingScheme With(NamingScheme scheme, auto change) {
+  change(scheme);
+  return scheme;
+}
 
 constexpr std::array kSchemes = {
-    NamingScheme{.name = "deepseek-mxfp4",
-                 .layers = kDeepSeekLayers,
-                 .roles = {"w1", "w3", "w2"},
-                 .weight_suffix = ".weight",
-                 .elements = kMxfp4Elements,
-                 .scale_suffix = ".scale",
-                 .scale_dtype = Dtype::kF8E8m0,
-                 .scale_block = 32,
-                 .router = "gate.weight",
-                 .mtp_marker = ""},
-    NamingScheme{.name = "hf-per-expert",
-                 .layers = kHfLayers,
-                 .roles = {"gate_proj", "up_proj", "down_proj"},
-                 .weight_suffix = ".weight",
-                 .elements = kFloatElements,
-                 .scale_suffix = "",
-                 .scale_dtype = Dtype::kInvalid,
-                 .scale_block = 0,
-                 .router = "gate.weight",
-                 .mtp_marker = ".enorm.weight"},
-    NamingScheme{.name = "mixtral-per-expert",
-                 .layers = kMixtralLayers,
-                 .roles = {"w1", "w3", "w2"},
-                 .weight_suffix = ".weight",
-                 .elements = kFloatElements,
-                 .scale_suffix = "",
-                 .scale_dtype = Dtype::kInvalid,
-                 .scale_block = 0,
-                 .router = "gate.weight",
-                 .mtp_marker = ""},
+    With(HfScheme("deepseek-mxfp4", SourceFormat::kMxfp4, kDeepSeekMxfp4Parts),
+         [](NamingScheme& scheme) {
+           scheme.layers = kDeepSeekLayers;
+           scheme.roles = kNumberedRoles;
+           scheme.mtp_marker = "";
+         }),
+    HfScheme("hf-per-expert", SourceFormat::kInvalid, kFloatParts),
+    With(HfScheme("mixtral-per-expert", SourceFormat::kInvalid, kFloatParts),
+         [](NamingScheme& scheme) {
+           scheme.layers = kMixtralLayers;
+           scheme.roles = kNumberedRoles;
+           scheme.mtp_marker = "";
+         }),
+    HfScheme("modelopt-nvfp4", SourceFormat::kNvfp4, kModeloptNvfp4Parts),
+    With(HfScheme("compressed-tensors-nvfp4", SourceFormat::kNvfp4, kCompressedNvfp4Parts),
+         [](NamingScheme& scheme) { scheme.divide_by_global_scale = true; }),
+    HfScheme("compressed-tensors-mxfp4", SourceFormat::kMxfp4, kCompressedMxfp4Parts),
+    HfScheme("hf-fp8-block", SourceFormat::kFp8, kFp8BlockParts),
+    With(HfScheme("gpt-oss-mxfp4", SourceFormat::kMxfp4, kGptOssParts),
+         [](NamingScheme& scheme) {
+           scheme.roles = kFusedRoles;
+           scheme.fusion = Fusion::kInterleaved;
+           scheme.router = "router.weight";
+           scheme.activation = kGptOssActivation;
+         }),
+    With(HfScheme("hf-fused", SourceFormat::kInvalid, kFusedParts),
+         [](NamingScheme& scheme) {
+           scheme.roles = kFusedRoles;
+           scheme.fusion = Fusion::kHalves;
+         }),
 };
+static_assert(kSchemes.size() <= 32, "ExpertName::schemes has a bit for each");
 
 // Formats that are known, and not read. The first entry that a tensor fits names it; entries are
 // ordered from the surest sign to the weakest.
@@ -69,15 +132,12 @@ struct UnreadSign {
   std::string_view format;
 };
 constexpr std::array kUnreadSigns = {
-    UnreadSign{".weight_scale_2", Dtype::kInvalid, "modelopt NVFP4"},
-    UnreadSign{".weight_global_scale", Dtype::kInvalid, "compressed-tensors NVFP4"},
-    UnreadSign{".weight_packed", Dtype::kInvalid, "a compressed-tensors packed format"},
-    UnreadSign{"_proj_blocks", Dtype::kU8, "gpt-oss MXFP4"},
     UnreadSign{".qweight", Dtype::kI32, "GPTQ or AWQ"},
-    UnreadSign{".experts.gate_up_proj", Dtype::kInvalid, "experts fused into 3-D tensors"},
-    UnreadSign{".experts.down_proj", Dtype::kInvalid, "experts fused into 3-D tensors"},
-    UnreadSign{".weight_scale_inv", Dtype::kInvalid, "block-scaled FP8"},
-    UnreadSign{".weight", Dtype::kF8E4m3, "FP8"},
+    UnreadSign{".weight_packed", Dtype::kI32, "compressed-tensors packed integers"},
+    UnreadSign{".weight_scale", Dtype::kF32, "FP8 with one scale per tensor or row"},
+    UnreadSign{".weight_scale", Dtype::kBf16, "FP8 or INT8 with one scale per row"},
+    UnreadSign{"_proj_bias", Dtype::kInvalid, "fused experts with biases that are not MXFP4"},
+    UnreadSign{".weight", Dtype::kI8, "INT8"},
 };
 
 bool TakePrefix(std::string_view& text, std::string_view prefix) {
@@ -99,27 +159,44 @@ std::optional<uint32_t> TakeNumber(std::string_view& text) {
   return number;
 }
 
-const ElementType* FindElement(const NamingScheme& scheme, Dtype dtype) {
-  for (const ElementType& element : scheme.elements) {
-    if (element.dtype == dtype) return &element;
-  }
-  return nullptr;
-}
-
-// `rest` is what follows "experts.": "7.w1.scale".
-bool MatchRole(const NamingScheme& scheme, std::string_view rest, Dtype dtype, ExpertName& match) {
-  const std::optional<uint32_t> expert = TakeNumber(rest);
-  if (!expert || !TakePrefix(rest, ".")) return false;
-  match.expert = *expert;
-  for (size_t role = 0; role < kProjectionCount; ++role) {
-    std::string_view suffix = rest;
-    if (!TakePrefix(suffix, scheme.roles[role])) continue;
-    match.projection = static_cast<Projection>(role);
-    match.scale = !scheme.scale_suffix.empty() && suffix == scheme.scale_suffix;
-    if (match.scale) return dtype == scheme.scale_dtype;
-    return suffix == scheme.weight_suffix && FindElement(scheme, dtype) != nullptr;
+bool MatchPart(const NamingScheme& scheme, std::string_view suffix, Dtype dtype,
+               ExpertName& match) {
+  for (const PartRule& rule : scheme.parts) {
+    if (suffix != rule.suffix) continue;
+    match.part = rule.part;
+    return std::find(rule.dtypes.begin(), rule.dtypes.end(), dtype) != rule.dtypes.end();
   }
   return false;
+}
+
+// `rest` is what follows "experts.": "7.w1.scale", "gate_up_proj_blocks".
+bool MatchRole(const NamingScheme& scheme, std::string_view rest, Dtype dtype, ExpertName& match) {
+  match.expert = 0;
+  if (scheme.fusion == Fusion::kNone) {
+    const std::optional<uint32_t> expert = TakeNumber(rest);
+    if (!expert || !TakePrefix(rest, ".")) return false;
+    match.expert = *expert;
+  }
+  for (size_t role = 0; role < kProjectionCount; ++role) {
+    std::string_view suffix = rest;
+    if (scheme.roles[role].empty() || !TakePrefix(suffix, scheme.roles[role])) continue;
+    match.projection = static_cast<Projection>(role);
+    if (MatchPart(scheme, suffix, dtype, match)) return true;
+  }
+  return false;
+}
+
+// One scheme's reading of a name, in a match without schemes.
+std::optional<ExpertName> MatchScheme(const NamingScheme& scheme, const Tensor& tensor) {
+  for (const LayerNaming& layer : scheme.layers) {
+    std::string_view rest = tensor.name;
+    if (!TakePrefix(rest, layer.head)) continue;
+    const std::optional<uint32_t> number = TakeNumber(rest);
+    if (!number || !TakePrefix(rest, layer.middle) || !TakePrefix(rest, "experts.")) continue;
+    ExpertName match = {.layer = &layer, .layer_number = *number};
+    if (MatchRole(scheme, rest, tensor.dtype, match)) return match;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -127,17 +204,16 @@ bool MatchRole(const NamingScheme& scheme, std::string_view rest, Dtype dtype, E
 std::span<const NamingScheme> NamingSchemes() { return kSchemes; }
 
 std::optional<ExpertName> MatchExpertTensor(const Tensor& tensor) {
-  for (const NamingScheme& scheme : kSchemes) {
-    for (const LayerNaming& layer : scheme.layers) {
-      std::string_view rest = tensor.name;
-      if (!TakePrefix(rest, layer.head)) continue;
-      const std::optional<uint32_t> number = TakeNumber(rest);
-      if (!number || !TakePrefix(rest, layer.middle) || !TakePrefix(rest, "experts.")) continue;
-      ExpertName match = {.scheme = &scheme, .layer = &layer, .layer_number = *number};
-      if (MatchRole(scheme, rest, tensor.dtype, match)) return match;
-    }
+  std::optional<ExpertName> found;
+  uint32_t schemes = 0;
+  for (size_t i = 0; i < kSchemes.size(); ++i) {
+    const std::optional<ExpertName> match = MatchScheme(kSchemes[i], tensor);
+    if (!match) continue;
+    if (!found) found = match;
+    schemes |= uint32_t{1} << i;
   }
-  return std::nullopt;
+  if (found) found->schemes = schemes;
+  return found;
 }
 
 std::optional<uint32_t> MatchLayerNumber(std::string_view head, std::string_view name) {

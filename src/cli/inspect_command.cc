@@ -143,40 +143,90 @@ Result<void> InspectStore(const Context& context, const Store& store) {
   return {};
 }
 
+Json SurveyJson(const MoeLayerSurvey& survey) {
+  Json json{{"prefix", survey.prefix},        {"scheme", survey.scheme},
+            {"tensors", survey.tensor_count}, {"bytes", survey.tensor_bytes},
+            {"dtypes", survey.dtypes},        {"missing", survey.missing},
+            {"unexpected", survey.unexpected}};
+  if (survey.problem) json["problem"] = survey.problem->ToString();
+  return json;
+}
+
+void PrintSurvey(const std::vector<MoeLayerSurvey>& surveys, const MoeModel* model) {
+  PrintLine(
+      "  layer  scheme                    format  experts  hidden  intermediate  dtypes"
+      "                 bytes");
+  for (const MoeLayerSurvey& survey : surveys) {
+    std::string what = "       -        -       -             -";
+    std::string number = "-";
+    for (const MoeLayer& layer : model != nullptr ? model->layers : std::vector<MoeLayer>()) {
+      if (layer.prefix != survey.prefix) continue;
+      number = Text("{}", layer.ordinal);
+      what = Text("{:<6}  {:>7}  {:>6}  {:>12}", SourceFormatName(layer.format),
+                  layer.geometry.experts, layer.geometry.hidden, layer.geometry.intermediate);
+    }
+    PrintLine(Text("  {:>5}  {:<24}  {}  {:<21}  {}", number,
+                   survey.scheme.empty() ? "none fits" : survey.scheme, what, survey.dtypes,
+                   FormatBytes(survey.tensor_bytes)));
+    if (!survey.missing.empty()) PrintLine(Text("         missing     {}", survey.missing));
+    if (!survey.unexpected.empty()) PrintLine(Text("         unexpected  {}", survey.unexpected));
+  }
+}
+
+// What there is, layer by layer, although it is not a checkpoint that can be used; then why not.
+Result<void> InspectBadCheckpoint(const Context& context, const Checkpoint& checkpoint,
+                                  const Status& problem) {
+  const std::vector<MoeLayerSurvey> surveys = SurveyMoe(checkpoint);
+  if (context.options.common.json) {
+    Json json{{"kind", "checkpoint"}, {"usable", false}, {"layers", Json::array()}};
+    for (const MoeLayerSurvey& survey : surveys) json["layers"].push_back(SurveyJson(survey));
+    PrintLine(Dump(json));
+  } else if (!surveys.empty()) {
+    PrintLine(Text("checkpoint  {}, not usable", checkpoint.path()));
+    PrintSurvey(surveys, nullptr);
+  }
+  return Fail(problem);
+}
+
 Result<void> InspectCheckpoint(const Context& context) {
   HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(PosixEnv(), context.options.path));
-  HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
+  const Result<MoeModel> discovered = DiscoverMoe(checkpoint);
+  if (!discovered) return InspectBadCheckpoint(context, checkpoint, discovered.error());
+  const MoeModel& model = *discovered;
   HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint, model));
   const Manifest manifest = MakeManifest(model, fingerprint, ZeroMode::kAuto);
+  const std::vector<MoeLayerSurvey> surveys = SurveyMoe(checkpoint);
+  if (!context.options.common.json) {
+    PrintLine(Text("checkpoint  {}, scheme {}", DescribeModel(manifest), model.scheme));
+    PrintLine(Text("  {} files, {} tensors, fingerprint {}", checkpoint.files().size(),
+                   checkpoint.tensors().size(), ToHex(fingerprint)));
+    PrintLine(Text("  generation in a store: {} (zero mode auto)",
+                   ToHex(GenerationOf(manifest.identity))));
+    PrintSurvey(surveys, &model);
+    return {};
+  }
   Json json;
   json["kind"] = "checkpoint";
+  json["usable"] = true;
   json["model"] = DescribeModel(manifest);
   json["scheme"] = model.scheme;
   json["files"] = checkpoint.files().size();
   json["tensors"] = checkpoint.tensors().size();
   json["source_fingerprint"] = ToHex(fingerprint);
   json["generation"] = ToHex(GenerationOf(manifest.identity));
-  for (const MoeLayer& layer : model.layers)
-    json["layers"].push_back({{"layer", layer.ordinal},
-                              {"model_index", layer.model_index},
-                              {"mtp", layer.mtp},
-                              {"prefix", layer.prefix},
-                              {"source_format", SourceFormatName(layer.format)},
-                              {"geometry", GeometryJson(layer.geometry)}});
-  if (context.options.common.json) {
-    PrintLine(Dump(json));
-    return {};
+  for (const MoeLayer& layer : model.layers) {
+    Json entry{{"layer", layer.ordinal},
+               {"model_index", layer.model_index},
+               {"mtp", layer.mtp},
+               {"source_format", SourceFormatName(layer.format)},
+               {"geometry", GeometryJson(layer.geometry)},
+               {"biases", layer.geometry.biases}};
+    for (const MoeLayerSurvey& survey : surveys) {
+      if (survey.prefix == layer.prefix) entry.update(SurveyJson(survey));
+    }
+    json["layers"].push_back(std::move(entry));
   }
-  PrintLine(Text("checkpoint  {}, scheme {}", DescribeModel(manifest), model.scheme));
-  PrintLine(Text("  {} files, {} tensors, fingerprint {}", checkpoint.files().size(),
-                 checkpoint.tensors().size(), ToHex(fingerprint)));
-  PrintLine(
-      Text("  generation in a store: {} (zero mode auto)", ToHex(GenerationOf(manifest.identity))));
-  PrintLine("  layer  model's  format  experts  hidden  intermediate");
-  for (const MoeLayer& layer : model.layers)
-    PrintLine(Text("  {:>5}  {:>7}  {:<6}  {:>7}  {:>6}  {:>12}{}", layer.ordinal,
-                   layer.model_index, SourceFormatName(layer.format), layer.geometry.experts,
-                   layer.geometry.hidden, layer.geometry.intermediate, layer.mtp ? "  (MTP)" : ""));
+  PrintLine(Dump(json));
   return {};
 }
 

@@ -66,10 +66,11 @@ Result<std::vector<std::byte>> Exporter::Piece(uint32_t expert) const {
 }
 
 Result<ExportReport> Exporter::Run() {
-  constexpr std::string_view kParts[] = {"planes13", "sc13", "planes2", "sc2", "fp13", "fp2"};
+  constexpr std::string_view kParts[] = {"planes13", "sc13",  "planes2", "sc2",
+                                         "bias13",   "bias2", "fp13",    "fp2"};
   if (std::find(std::begin(kParts), std::end(kParts), options_.part) == std::end(kParts))
     return Fail(Status::Usage(Text("there is no part '{}'", options_.part))
-                    .Expected("planes13, sc13, planes2, sc2, fp13 or fp2"));
+                    .Expected("planes13, sc13, planes2, sc2, bias13, bias2, fp13 or fp2"));
   const std::vector<ManifestLayer>& layers = generation_.manifest().layers;
   if (options_.layer >= layers.size())
     return Fail(Status::Usage(Text("there is no layer {}", options_.layer))
@@ -83,6 +84,9 @@ Result<ExportReport> Exporter::Run() {
     HP_ASSIGN(kernels_, SelectKernels(std::nullopt));
   }
   HP_TRY(OpenFiles());
+  if (file_->layout().Find(options_.part) == nullptr)
+    return Fail(Status::Usage(Text("layer {} has no {}", options_.layer, options_.part))
+                    .Found("experts without biases"));
   ExportReport report;
   report.encoding = file_->layout().encoding;
   const uint32_t first = options_.expert.value_or(0);

@@ -36,8 +36,10 @@ enum class SourceFormat : uint8_t {
   kBf16,   // row-major elements; requantized
   kF16,
   kF32,
+  kNvfp4,  // e2m1 nibbles with e4m3 scales per 16 k and one float32 per matrix; requantized
+  kFp8,    // e4m3 with one float scale per two-dimensional block; requantized
 };
-std::string_view SourceFormatName(SourceFormat format);  // "mxfp4", "bf16", "f16", "f32"
+std::string_view SourceFormatName(SourceFormat format);  // "mxfp4", "bf16", ..., "nvfp4"
 std::optional<SourceFormat> ParseSourceFormat(std::string_view name);
 
 // How exact zeros of a requantized matrix are signed.
@@ -50,6 +52,7 @@ struct LayerGeometry {
   uint32_t experts = 0;       // E
   uint32_t hidden = 0;        // H, a multiple of 64
   uint32_t intermediate = 0;  // I, a multiple of 64
+  bool biases = false;        // of w13 [2I] and w2 [H]: float32 sections of the base file
   bool operator==(const LayerGeometry&) const = default;
 
   // w13 is [n13, k13] = [2I, H], w2 is [n2, k2] = [H, I].

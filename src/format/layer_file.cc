@@ -129,11 +129,15 @@ struct PartSize {
 
 std::vector<PartSize> PartsOf(Encoding encoding, const LayerGeometry& g) {
   switch (encoding) {
-    case Encoding::kBase:
-      return {{"planes13", CodePlaneBytes(g.n13(), g.k13())},
-              {"sc13", ScalePlaneBytes(g.n13(), g.k13())},
-              {"planes2", CodePlaneBytes(g.n2(), g.k2())},
-              {"sc2", ScalePlaneBytes(g.n2(), g.k2())}};
+    case Encoding::kBase: {
+      std::vector<PartSize> parts = {{"planes13", CodePlaneBytes(g.n13(), g.k13())},
+                                     {"sc13", ScalePlaneBytes(g.n13(), g.k13())},
+                                     {"planes2", CodePlaneBytes(g.n2(), g.k2())},
+                                     {"sc2", ScalePlaneBytes(g.n2(), g.k2())}};
+      if (g.biases) parts.push_back({"bias13", g.n13() * sizeof(float)});
+      if (g.biases) parts.push_back({"bias2", g.n2() * sizeof(float)});
+      return parts;
+    }
     case Encoding::kDeltaQuintal:
       return {{"fp13", QuintalPlaneBytes(g.n13(), g.k13())},
               {"fp2", QuintalPlaneBytes(g.n2(), g.k2())}};
@@ -370,6 +374,8 @@ class HeaderDecoder {
 
   // The roles that this build knows come first and lie exactly where the plan puts them.
   Result<void> CheckKnownSections() {
+    layout_.geometry.biases =
+        layout_.encoding == Encoding::kBase && layout_.Find("bias13") != nullptr;
     plan_ = PlanLayerLayout(layout_.encoding, layout_.geometry);
     for (size_t i = 0; i < layout_.sections.size(); ++i) {
       const Section& section = layout_.sections[i];

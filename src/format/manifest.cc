@@ -22,7 +22,8 @@ constexpr int kTextFormatVersion = 1;
 
 constexpr std::array kActivationNames = {
     std::pair{ActivationKind::kSiluGated, std::string_view("silu-gated")},
-    std::pair{ActivationKind::kSiluGatedClamped, std::string_view("silu-gated-clamped")}};
+    std::pair{ActivationKind::kSiluGatedClamped, std::string_view("silu-gated-clamped")},
+    std::pair{ActivationKind::kSwigluOai, std::string_view("swiglu-oai")}};
 
 std::string_view ActivationName(ActivationKind kind) {
   for (const auto& [known, name] : kActivationNames) {
@@ -188,21 +189,23 @@ std::string ReadIdentity(const Json& json, Identity& identity) {
 }
 
 Json LayerJson(const ManifestLayer& layer) {
-  return {{"ordinal", layer.ordinal},
-          {"model_index", layer.model_index},
-          {"mtp", layer.mtp},
-          {"prefix", layer.prefix},
-          {"experts", layer.geometry.experts},
-          {"hidden", layer.geometry.hidden},
-          {"intermediate", layer.geometry.intermediate},
-          {"source_format", SourceFormatName(layer.source_format)}};
+  Json json{{"ordinal", layer.ordinal},
+            {"model_index", layer.model_index},
+            {"mtp", layer.mtp},
+            {"prefix", layer.prefix},
+            {"experts", layer.geometry.experts},
+            {"hidden", layer.geometry.hidden},
+            {"intermediate", layer.geometry.intermediate},
+            {"source_format", SourceFormatName(layer.source_format)}};
+  if (layer.geometry.biases) json["biases"] = true;
+  return json;
 }
 
 std::string ReadLayer(const Json& json, size_t ordinal, uint32_t shard_world,
                       ManifestLayer& layer) {
   ObjectReader reader(json, Text("layers[{}]", ordinal),
                       {"ordinal", "model_index", "mtp", "prefix", "experts", "hidden",
-                       "intermediate", "source_format"});
+                       "intermediate", "source_format", "biases"});
   layer.ordinal = reader.Count("ordinal");
   layer.model_index = reader.Count("model_index");
   layer.mtp = reader.Bool("mtp");
@@ -213,6 +216,7 @@ std::string ReadLayer(const Json& json, size_t ordinal, uint32_t shard_world,
   const auto format = ParseSourceFormat(reader.String("source_format"));
   if (!format) reader.Complain("has an unknown source_format");
   layer.source_format = format.value_or(SourceFormat::kInvalid);
+  if (reader.Has("biases")) layer.geometry.biases = reader.Bool("biases");
   if (layer.ordinal != ordinal) reader.Complain(Text("has the ordinal {}", layer.ordinal));
   if (layer.geometry.intermediate % (uint64_t{shard_world} * kDimensionMultiple) != 0) {
     reader.Complain(Text("has an intermediate size of {}, not a multiple of {} per shard",
@@ -230,16 +234,24 @@ std::string ReadLayer(const Json& json, size_t ordinal, uint32_t shard_world,
 }
 
 std::string ReadActivation(const Json& json, Activation& activation) {
-  ObjectReader reader(json, "activation", {"kind", "limit"});
+  ObjectReader reader(json, "activation", {"kind", "limit", "alpha"});
   activation.kind = ParseActivation(reader.String("kind"));
   if (activation.kind == ActivationKind::kInvalid) reader.Complain("has an unknown kind");
-  if (activation.kind == ActivationKind::kSiluGatedClamped) {
-    activation.limit = reader.Number("limit");
-    if (!(activation.limit > 0) || !std::isfinite(activation.limit)) {
-      reader.Complain("has a limit that is not positive");
+  const auto positive = [&reader](const char* name) {
+    const double value = reader.Number(name);
+    if (!(value > 0) || !std::isfinite(value)) {
+      reader.Complain(Text("has {} {} that is not positive", name[0] == 'a' ? "an" : "a", name));
     }
-  } else if (reader.Has("limit")) {
-    reader.Complain("has a limit but its kind takes none");
+    return value;
+  };
+  if (activation.kind == ActivationKind::kSwigluOai) activation.alpha = positive("alpha");
+  if (activation.kind == ActivationKind::kSiluGated) {
+    if (reader.Has("limit")) reader.Complain("has a limit but its kind takes none");
+  } else {
+    activation.limit = positive("limit");
+  }
+  if (reader.Has("alpha") && activation.kind != ActivationKind::kSwigluOai) {
+    reader.Complain("has an alpha but its kind takes none");
   }
   return reader.complaint();
 }
@@ -347,8 +359,11 @@ Digest128 GenerationOf(const Identity& identity) { return Digest(IdentityPreimag
 
 std::string EncodeManifest(const Manifest& manifest) {
   Json activation = {{"kind", ActivationName(manifest.activation.kind)}};
-  if (manifest.activation.kind == ActivationKind::kSiluGatedClamped) {
+  if (manifest.activation.kind != ActivationKind::kSiluGated) {
     activation["limit"] = manifest.activation.limit;
+  }
+  if (manifest.activation.kind == ActivationKind::kSwigluOai) {
+    activation["alpha"] = manifest.activation.alpha;
   }
   std::vector<Json> layers;
   for (const ManifestLayer& layer : manifest.layers) layers.push_back(LayerJson(layer));

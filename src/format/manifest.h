@@ -18,11 +18,14 @@ enum class ActivationKind : uint8_t {
   kInvalid = 0,
   kSiluGated,         // silu(gate) * up
   kSiluGatedClamped,  // silu(min(gate, limit)) * clamp(up, -limit, limit)
+  // With g = min(gate, limit): (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g)
+  kSwigluOai,
 };
 
 struct Activation {
   ActivationKind kind = ActivationKind::kSiluGated;
-  double limit = 0;  // of kSiluGatedClamped
+  double limit = 0;  // of kSiluGatedClamped and kSwigluOai
+  double alpha = 0;  // of kSwigluOai
   bool operator==(const Activation&) const = default;
 };
 

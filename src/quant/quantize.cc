@@ -46,7 +46,9 @@ struct Available {
 
 size_t SourceRowBytes(SourceFormat format, size_t k) {
   switch (format) {
-    case SourceFormat::kMxfp4: return k / 2;
+    case SourceFormat::kMxfp4:
+    case SourceFormat::kNvfp4: return k / 2;
+    case SourceFormat::kFp8: return k;
     case SourceFormat::kBf16:
     case SourceFormat::kF16: return k * 2;
     case SourceFormat::kF32: return k * 4;

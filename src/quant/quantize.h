@@ -30,6 +30,29 @@ struct PlaneOutputs {
   std::byte* quintals = nullptr;
 };
 
+// The scales of NVFP4 are one e4m3 byte for 16 consecutive elements of a row.
+inline constexpr size_t kNvfp4Block = 16;
+
+// An NVFP4 matrix [n, k], row-major: e2m1 nibbles [n, k/2] (low nibble = even k), e4m3 scales
+// [n, k/16]. A weight is nibble * scale * global_scale, or, with `divide`, nibble * scale /
+// global_scale. The values are taken exactly.
+struct Nvfp4Matrix {
+  const std::byte* nibbles = nullptr;
+  const std::byte* scales = nullptr;
+  double global_scale = 1;  // a float32, positive and finite
+  bool divide = false;
+};
+
+// An FP8 matrix [n, k], row-major: e4m3 elements and one scale per block of block_rows x
+// block_columns, [ceil(n/block_rows), ceil(k/block_columns)]. A weight is element * scale, taken
+// exactly.
+struct Fp8Matrix {
+  const std::byte* elements = nullptr;
+  const double* scales = nullptr;  // float32 values, finite, not negative
+  size_t block_rows = 128;
+  size_t block_columns = 128;
+};
+
 // Signs of the source values of a matrix that are equal to zero, and whether all values are finite.
 struct ZeroCount {
   uint64_t positive = 0;
@@ -58,6 +81,18 @@ struct Kernels {
 
   // Zeros and finiteness of `count` elements of kBf16, kF16 or kF32.
   ZeroCount (*count_zeros)(SourceFormat format, const std::byte* elements, size_t count);
+
+  // NVFP4 and FP8 matrices, requantized by the same rule. REQUIRES what count_zeros_nvfp4 and
+  // count_zeros_fp8 call finite.
+  void (*quantize_nvfp4)(const Nvfp4Matrix& matrix, size_t n, size_t k, bool alternate_zeros,
+                         const PlaneOutputs& out);
+  void (*quantize_fp8)(const Fp8Matrix& matrix, size_t n, size_t k, bool alternate_zeros,
+                       const PlaneOutputs& out);
+  // Elements of a block whose scale is 0 are zeros with the element's sign. Finite: no scale of an
+  // NVFP4 block is NaN or has a sign bit; no element of an FP8 matrix is NaN. `count` is a multiple
+  // of 16.
+  ZeroCount (*count_zeros_nvfp4)(const std::byte* nibbles, const std::byte* scales, size_t count);
+  ZeroCount (*count_zeros_fp8)(const Fp8Matrix& matrix, size_t n, size_t k);
 
   // Inverses. `n`, `k` as above; planes of whole strips.
   void (*unpack_nibbles)(const std::byte* nibble_plane, size_t n, size_t k, std::byte* nibbles);

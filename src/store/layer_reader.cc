@@ -41,6 +41,10 @@ Result<void> CheckExpectation(const LayerLayout& layout, const LayerExpectation&
                 layout.geometry.hidden));
   HP_TRY(differ(offsetof(DiskLayerHeader, intermediate), "intermediate size",
                 expected.geometry.intermediate, layout.geometry.intermediate));
+  if (layout.encoding == Encoding::kBase) {
+    HP_TRY(differ(offsetof(DiskLayerHeader, section_count), "having of biases",
+                  expected.geometry.biases, layout.geometry.biases));
+  }
   return differ(offsetof(DiskLayerHeader, shard_world), "number of shards", expected.shard_world,
                 layout.shard_world);
 }

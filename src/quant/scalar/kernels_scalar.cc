@@ -6,6 +6,7 @@
 
 #include "quant/exponent_rule.h"
 #include "quant/kernel_tables.h"
+#include "quant/scaled_rules.h"
 
 namespace hotplane {
 namespace {
@@ -193,8 +194,10 @@ unsigned QuantizeElement(double weight, int exponent, bool odd_column, bool alte
   return (negative ? 8u : 0u) | index;
 }
 
-void Quantize(SourceFormat format, const std::byte* elements, size_t n, size_t k,
-              bool alternate_zeros, const PlaneOutputs& out) {
+// `value(row, column)` gives the weight in float64, exactly.
+template <typename Value>
+void QuantizeValues(size_t n, size_t k, bool alternate_zeros, const PlaneOutputs& out,
+                    Value value) {
   const size_t tiles_per_strip = k / kTileColumns;
   for (size_t index = 0; index < n * k / kTileElements; ++index) {
     Tile tile;
@@ -205,7 +208,7 @@ void Quantize(SourceFormat format, const std::byte* elements, size_t n, size_t k
         double weights[kScaleBlock];
         double amax = 0;
         for (size_t i = 0; i < kScaleBlock; ++i) {
-          weights[i] = ReadElement(format, elements, matrix_row * k + block * kScaleBlock + i);
+          weights[i] = value(matrix_row, block * kScaleBlock + i);
           amax = std::fmax(amax, std::fabs(weights[i]));
         }
         const uint8_t scale = ScaleByteOf(amax);
@@ -218,6 +221,64 @@ void Quantize(SourceFormat format, const std::byte* elements, size_t n, size_t k
     }
     WriteTile(tile, index, out);
   }
+}
+
+void Quantize(SourceFormat format, const std::byte* elements, size_t n, size_t k,
+              bool alternate_zeros, const PlaneOutputs& out) {
+  QuantizeValues(n, k, alternate_zeros, out, [=](size_t row, size_t column) {
+    return ReadElement(format, elements, row * k + column);
+  });
+}
+
+double SignedMagnitude(unsigned nibble) {
+  const double magnitude = kE2m1MagnitudeTimes2[nibble & 7] / 2.0;
+  return (nibble & 8) != 0 ? -magnitude : magnitude;
+}
+
+void QuantizeNvfp4(const Nvfp4Matrix& matrix, size_t n, size_t k, bool alternate_zeros,
+                   const PlaneOutputs& out) {
+  QuantizeValues(n, k, alternate_zeros, out, [&](size_t row, size_t column) {
+    const size_t index = row * k + column;
+    const double scale = E4m3Value(std::to_integer<uint8_t>(matrix.scales[index / kNvfp4Block]));
+    return Nvfp4Value(SignedMagnitude(ReadNibble(matrix.nibbles, index)) * scale, matrix);
+  });
+}
+
+double Fp8Value(const Fp8Matrix& matrix, size_t k, size_t row, size_t column) {
+  const size_t row_blocks = (k + matrix.block_columns - 1) / matrix.block_columns;
+  return E4m3Value(std::to_integer<uint8_t>(matrix.elements[row * k + column])) *
+         matrix.scales[row / matrix.block_rows * row_blocks + column / matrix.block_columns];
+}
+
+void QuantizeFp8(const Fp8Matrix& matrix, size_t n, size_t k, bool alternate_zeros,
+                 const PlaneOutputs& out) {
+  QuantizeValues(n, k, alternate_zeros, out,
+                 [&](size_t row, size_t column) { return Fp8Value(matrix, k, row, column); });
+}
+
+void CountZero(double weight, ZeroCount& zeros) {
+  if (weight == 0) ++(std::signbit(weight) ? zeros.negative : zeros.positive);
+}
+
+ZeroCount CountZerosNvfp4(const std::byte* nibbles, const std::byte* scales, size_t count) {
+  ZeroCount zeros;
+  for (size_t i = 0; i < count; ++i) {
+    const std::byte scale = scales[i / kNvfp4Block];
+    const double magnitude = SignedMagnitude(ReadNibble(nibbles, i));
+    CountZero(scale == std::byte{0} ? magnitude * 0.0 : magnitude, zeros);
+    zeros.finite = zeros.finite && scale < std::byte{kE4m3Magnitudes};
+  }
+  return zeros;
+}
+
+ZeroCount CountZerosFp8(const Fp8Matrix& matrix, size_t n, size_t k) {
+  ZeroCount zeros;
+  for (size_t i = 0; i < n * k; ++i) {
+    const bool nan = (matrix.elements[i] & std::byte{0x7f}) == std::byte{0x7f};
+    zeros.finite = zeros.finite && !nan;
+    if (!nan) CountZero(Fp8Value(matrix, k, i / k, i % k), zeros);
+  }
+  return zeros;
 }
 
 ZeroCount CountZeros(SourceFormat format, const std::byte* elements, size_t count) {
@@ -309,6 +370,10 @@ const Kernels kScalarKernels = {
     .pack_mxfp4 = PackMxfp4,
     .quantize = Quantize,
     .count_zeros = CountZeros,
+    .quantize_nvfp4 = QuantizeNvfp4,
+    .quantize_fp8 = QuantizeFp8,
+    .count_zeros_nvfp4 = CountZerosNvfp4,
+    .count_zeros_fp8 = CountZerosFp8,
     .unpack_nibbles = UnpackNibbles,
     .unpack_scales = UnpackScales,
     .unpack_codes = UnpackCodes,

@@ -1,0 +1,770 @@
+// Every checkpoint format from tensors to planes: the same weights in several forms give the same
+// bytes, which are those of the oracle, and what cannot be trusted is refused by name.
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <functional>
+#include <limits>
+#include <random>
+
+#include "base/format_text.h"
+#include "boot/boot_testing.h"
+#include "boot/verify_source.h"
+#include "checkpoint/checkpoint_testing.h"
+#include "quant/oracle.h"
+
+namespace hotplane {
+namespace {
+
+using oracle::Bytes;
+using Random = std::mt19937_64;
+
+constexpr size_t kExperts = 3, kHidden = 192, kIntermediate = 128;
+
+struct Shape {
+  size_t n, k;
+};
+constexpr Shape ShapeOf(size_t projection) {
+  return projection == 2 ? Shape{kHidden, kIntermediate} : Shape{kIntermediate, kHidden};
+}
+
+template <typename T>
+void Put(Model& model, const std::string& name, Dtype dtype, std::vector<uint64_t> shape,
+         const std::vector<T>& values) {
+  model.Add(name, dtype, std::move(shape));
+  std::vector<std::byte>& data = model.tensors.at(name).data;
+  ASSERT_EQ(data.size(), values.size() * sizeof(T)) << name;
+  std::memcpy(data.data(), values.data(), data.size());
+}
+
+// One matrix in the terms of its format; `weights` are its exact values.
+struct Matrix {
+  std::vector<uint8_t> elements;  // packed nibbles or e4m3
+  std::vector<uint16_t> bf16;
+  std::vector<uint8_t> scales;  // e8m0 or e4m3
+  float global_scale = 1;
+  std::vector<float> grid;
+  std::vector<long double> weights;
+};
+using Layer = std::vector<std::array<Matrix, 3>>;  // by expert and projection
+
+Layer MakeLayer(uint64_t seed, const std::function<void(Random&, Shape, size_t, Matrix&)>& fill) {
+  Random random(seed);
+  Layer layer(kExperts);
+  for (auto& expert : layer) {
+    for (size_t p = 0; p < 3; ++p) fill(random, ShapeOf(p), p, expert[p]);
+  }
+  return layer;
+}
+
+void FillNibbles(Random& random, Shape shape, Matrix& matrix) {
+  matrix.elements.resize(shape.n * shape.k / 2);
+  for (uint8_t& byte : matrix.elements) byte = static_cast<uint8_t>(random());
+}
+unsigned NibbleAt(const Matrix& matrix, size_t i) {
+  return i % 2 == 0 ? matrix.elements[i / 2] & 15u : matrix.elements[i / 2] >> 4;
+}
+long double E2m1(unsigned nibble) {
+  static constexpr long double kValues[8] = {0, .5L, 1, 1.5L, 2, 3, 4, 6};
+  return nibble >= 8 ? -kValues[nibble - 8] : kValues[nibble];
+}
+long double E4m3(uint8_t bits) {
+  const long double magnitude =
+      bits % 128 < 8 ? (bits % 8) / 512.0L
+                     : std::ldexp(1 + (bits % 8) / 8.0L, static_cast<int>(bits % 128 / 8) - 7);
+  return bits >= 128 ? -magnitude : magnitude;
+}
+
+Layer Mxfp4Layer(uint64_t seed) {
+  return MakeLayer(seed, [](Random& random, Shape shape, size_t, Matrix& matrix) {
+    FillNibbles(random, shape, matrix);
+    matrix.scales.resize(shape.n * shape.k / 32);
+    for (uint8_t& scale : matrix.scales) scale = static_cast<uint8_t>(random() % 255);
+  });
+}
+Layer Nvfp4Layer(uint64_t seed) {
+  return MakeLayer(seed, [](Random& random, Shape shape, size_t p, Matrix& matrix) {
+    FillNibbles(random, shape, matrix);
+    matrix.scales.resize(shape.n * shape.k / 16);
+    for (uint8_t& scale : matrix.scales) {
+      scale = static_cast<uint8_t>(random() % 20 == 0 ? 0 : random() % 127);
+    }
+    // Gate and up differ, and all are powers of two, so that their reciprocals are exact.
+    matrix.global_scale = std::ldexp(1.0F, -5 - static_cast<int>(p) * 3);
+    matrix.weights.resize(shape.n * shape.k);
+    for (size_t i = 0; i < matrix.weights.size(); ++i) {
+      matrix.weights[i] =
+          E2m1(NibbleAt(matrix, i)) * E4m3(matrix.scales[i / 16]) * matrix.global_scale;
+    }
+  });
+}
+Layer Bf16Layer(uint64_t seed) {
+  return MakeLayer(seed, [](Random& random, Shape shape, size_t, Matrix& matrix) {
+    matrix.bf16.resize(shape.n * shape.k);
+    for (uint16_t& bits : matrix.bf16) {
+      bits = static_cast<uint16_t>((0x3C00 + random() % 0x200) | (random() & 0x8000));
+      matrix.weights.push_back(std::bit_cast<float>(uint32_t{bits} << 16));
+    }
+  });
+}
+Layer Fp8Layer(uint64_t seed, size_t block_rows, size_t block_columns) {
+  return MakeLayer(seed, [=](Random& random, Shape shape, size_t, Matrix& matrix) {
+    const size_t columns = (shape.k + block_columns - 1) / block_columns;
+    matrix.grid.resize((shape.n + block_rows - 1) / block_rows * columns);
+    for (float& scale : matrix.grid) {
+      scale = std::bit_cast<float>(static_cast<uint32_t>(0x3A00 + random() % 0x100) << 16);
+    }
+    matrix.elements.resize(shape.n * shape.k);
+    for (size_t i = 0; i < matrix.elements.size(); ++i) {
+      matrix.elements[i] = static_cast<uint8_t>(random() % 127 | (random() & 128));
+      matrix.weights.push_back(
+          E4m3(matrix.elements[i]) *
+          matrix.grid[i / shape.k / block_rows * columns + i % shape.k / block_columns]);
+    }
+  });
+}
+
+constexpr const char* kNamed[3] = {"gate_proj", "up_proj", "down_proj"};
+constexpr const char* kNumbered[3] = {"w1", "w3", "w2"};
+
+void ForEachMatrix(const Layer& layer,
+                   const std::function<void(size_t, size_t, Shape, const Matrix&)>& visit) {
+  for (size_t e = 0; e < layer.size(); ++e) {
+    for (size_t p = 0; p < 3; ++p) visit(e, p, ShapeOf(p), layer[e][p]);
+  }
+}
+std::string Hf(size_t layer, size_t expert, size_t p) {
+  return Text("model.layers.{}.mlp.experts.{}.{}", layer, expert, kNamed[p]);
+}
+
+void AddDeepSeek(Model& model, const Layer& layer) {
+  ForEachMatrix(layer, [&](size_t e, size_t p, Shape s, const Matrix& m) {
+    const std::string name = Text("layers.0.ffn.experts.{}.{}", e, kNumbered[p]);
+    Put(model, name + ".weight", Dtype::kI8, {s.n, s.k / 2}, m.elements);
+    Put(model, name + ".scale", Dtype::kF8E8m0, {s.n, s.k / 32}, m.scales);
+  });
+}
+void AddPackedMxfp4(Model& model, const Layer& layer) {
+  ForEachMatrix(layer, [&](size_t e, size_t p, Shape s, const Matrix& m) {
+    Put(model, Hf(0, e, p) + ".weight_packed", Dtype::kU8, {s.n, s.k / 2}, m.elements);
+    Put(model, Hf(0, e, p) + ".weight_scale", Dtype::kU8, {s.n, s.k / 32}, m.scales);
+  });
+}
+
+// Rows of gate and of up in turn, or one matrix after the other; down as it is. All experts.
+template <typename T>
+std::vector<T> Fuse(const Layer& layer, bool down, bool interleaved,
+                    std::vector<T> Matrix::*member) {
+  std::vector<T> all;
+  for (const auto& expert : layer) {
+    const std::vector<T>& gate = expert[0].*member;
+    const std::vector<T>& up = expert[1].*member;
+    if (down) {
+      all.insert(all.end(), (expert[2].*member).begin(), (expert[2].*member).end());
+    } else if (!interleaved) {
+      all.insert(all.end(), gate.begin(), gate.end());
+      all.insert(all.end(), up.begin(), up.end());
+    } else {
+      const auto row = static_cast<ptrdiff_t>(gate.size() / kIntermediate);
+      for (ptrdiff_t r = 0; r < static_cast<ptrdiff_t>(kIntermediate); ++r) {
+        all.insert(all.end(), gate.begin() + r * row, gate.begin() + (r + 1) * row);
+        all.insert(all.end(), up.begin() + r * row, up.begin() + (r + 1) * row);
+      }
+    }
+  }
+  return all;
+}
+
+// Bias of fused row r of expert e: tells where it came from.
+float Bias(size_t expert, size_t row) { return static_cast<float>(expert * 512 + row) / 4; }
+
+void AddGptOss(Model& model, const Layer& layer) {
+  const std::string base = "model.layers.0.mlp.experts.";
+  const uint64_t two = 2 * kIntermediate;
+  for (const bool down : {false, true}) {
+    const std::string name = base + (down ? "down_proj" : "gate_up_proj");
+    const uint64_t rows = down ? kHidden : two;
+    const uint64_t blocks = (down ? kIntermediate : kHidden) / 32;
+    Put(model, name + "_blocks", Dtype::kU8, {kExperts, rows, blocks, 16},
+        Fuse(layer, down, true, &Matrix::elements));
+    Put(model, name + "_scales", Dtype::kU8, {kExperts, rows, blocks},
+        Fuse(layer, down, true, &Matrix::scales));
+    std::vector<uint16_t> biases;
+    for (size_t e = 0; e < kExperts; ++e) {
+      for (size_t r = 0; r < rows; ++r) {
+        biases.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(Bias(e, r)) >> 16));
+      }
+    }
+    Put(model, name + "_bias", Dtype::kBf16, {kExperts, rows}, biases);
+  }
+}
+
+void AddBf16(Model& model, const Layer& layer, const std::string& block, const char* const* roles) {
+  ForEachMatrix(layer, [&](size_t e, size_t p, Shape s, const Matrix& m) {
+    Put(model, Text("model.layers.0.{}.experts.{}.{}.weight", block, e, roles[p]), Dtype::kBf16,
+        {s.n, s.k}, m.bf16);
+  });
+}
+void AddFused(Model& model, const Layer& layer, const std::string& prefix = "model.") {
+  const std::string base = prefix + "layers.0.mlp.experts.";
+  Put(model, base + "gate_up_proj", Dtype::kBf16, {kExperts, 2 * kIntermediate, kHidden},
+      Fuse(layer, false, false, &Matrix::bf16));
+  Put(model, base + "down_proj", Dtype::kBf16, {kExperts, kHidden, kIntermediate},
+      Fuse(layer, true, false, &Matrix::bf16));
+}
+
+void AddModelopt(Model& model, const Layer& layer, bool input_scales = true,
+                 std::vector<uint64_t> scalar = {}) {
+  ForEachMatrix(layer, [&](size_t e, size_t p, Shape s, const Matrix& m) {
+    Put(model, Hf(0, e, p) + ".weight", Dtype::kU8, {s.n, s.k / 2}, m.elements);
+    Put(model, Hf(0, e, p) + ".weight_scale", Dtype::kF8E4m3, {s.n, s.k / 16}, m.scales);
+    Put(model, Hf(0, e, p) + ".weight_scale_2", Dtype::kF32, scalar, std::vector{m.global_scale});
+    const float garbage = std::numeric_limits<float>::quiet_NaN();
+    if (input_scales) {
+      Put(model, Hf(0, e, p) + ".input_scale", Dtype::kF32, scalar, std::vector{garbage});
+    }
+  });
+}
+void AddCompressedNvfp4(Model& model, const Layer& layer) {
+  ForEachMatrix(layer, [&](size_t e, size_t p, Shape s, const Matrix& m) {
+    Put(model, Hf(0, e, p) + ".weight_packed", Dtype::kU8, {s.n, s.k / 2}, m.elements);
+    Put(model, Hf(0, e, p) + ".weight_scale", Dtype::kF8E4m3, {s.n, s.k / 16}, m.scales);
+    Put(model, Hf(0, e, p) + ".weight_global_scale", Dtype::kF32, {1},
+        std::vector{1 / m.global_scale});
+    Put(model, Hf(0, e, p) + ".input_global_scale", Dtype::kF32, {1}, std::vector{0.0F});
+  });
+}
+void AddFp8(Model& model, const Layer& layer, size_t rows, size_t columns, Dtype scale_dtype) {
+  ForEachMatrix(layer, [&](size_t e, size_t p, Shape s, const Matrix& m) {
+    Put(model, Hf(0, e, p) + ".weight", Dtype::kF8E4m3, {s.n, s.k}, m.elements);
+    const std::vector<uint64_t> shape = {(s.n + rows - 1) / rows, (s.k + columns - 1) / columns};
+    const std::string name = Hf(0, e, p) + ".weight_scale_inv";
+    if (scale_dtype == Dtype::kF32) return Put(model, name, scale_dtype, shape, m.grid);
+    std::vector<uint16_t> bf16;
+    for (const float scale : m.grid) {
+      bf16.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(scale) >> 16));
+    }
+    Put(model, name, scale_dtype, shape, bf16);
+  });
+  model.config_text =
+      Text(R"({{"quantization_config": {{"weight_block_size": [{}, {}]}}}})", rows, columns);
+}
+
+using Parts = std::map<std::string, Bytes>;  // of one layer, all experts
+
+Bytes ReadSection(const Generation& generation, Encoding encoding, const std::string& role,
+                  uint32_t layer = 0) {
+  const auto file = generation.OpenLayer(layer, encoding);
+  EXPECT_TRUE(file) << file.error().ToString();
+  const Section* section = file ? file->layout().Find(role) : nullptr;
+  Bytes all;
+  for (uint32_t e = 0; section != nullptr && e < file->layout().geometry.experts; ++e) {
+    Bytes piece(section->expert_bytes);
+    EXPECT_TRUE(ReadFully(file->file(), file->layout().PieceOffset(*section, e), piece));
+    all.insert(all.end(), piece.begin(), piece.end());
+  }
+  return all;
+}
+
+struct Built {
+  std::unique_ptr<MemEnv> env = std::make_unique<MemEnv>();
+  std::optional<Generation> generation;
+  BuildReport report;
+};
+Result<Built> BuildModel(const Model& model, uint64_t shard_bytes = 0, bool reverse = false,
+                         std::string_view isa = "scalar") {
+  Built built;
+  WriteModel(*built.env, kTestCheckpoint, model, shard_bytes, reverse);
+  BuildOptions options = BothTiers();
+  HP_ASSIGN(options.kernels, SelectKernels(isa));
+  HP_ASSIGN(built.report, BuildStore(*built.env, options));
+  HP_ASSIGN(const Store store, Store::Open(*built.env, kTestStore));
+  HP_ASSIGN(built.generation, store.OpenGeneration());
+  return built;
+}
+
+Parts PartsOf(const Model& model, uint64_t shard_bytes = 0, bool reverse = false,
+              std::string_view isa = "scalar") {
+  const Result<Built> built = BuildModel(model, shard_bytes, reverse, isa);
+  EXPECT_TRUE(built) << built.error().ToString();
+  Parts parts;
+  if (!built) return parts;
+  EXPECT_EQ(built->report.bytes_read, built->report.bytes_needed);
+  for (const char* role : {"planes13", "sc13", "planes2", "sc2"}) {
+    parts[role] = ReadSection(*built->generation, Encoding::kBase, role);
+  }
+  for (const char* role : {"fp13", "fp2"}) {
+    parts[role] = ReadSection(*built->generation, Encoding::kDeltaQuintal, role);
+  }
+  return parts;
+}
+
+// From exact weights, or verbatim where the layer has none.
+Parts Expected(const Layer& layer) {
+  Parts parts;
+  for (const auto& expert : layer) {
+    for (size_t p = 0; p < 3; ++p) {
+      const auto [n, k] = ShapeOf(p);
+      const Matrix& m = expert[p];
+      oracle::Matrix matrix = {n, k, std::vector<uint8_t>(n * k), m.scales};
+      uint64_t zeros[2] = {0, 0};
+      for (const long double w : m.weights) zeros[std::signbit(w) ? 1 : 0] += w == 0 ? 1 : 0;
+      const bool alternate = 20 * std::max(zeros[0], zeros[1]) > 19 * (zeros[0] + zeros[1]);
+      if (!m.weights.empty()) matrix.scales.resize(n * k / 32);
+      for (size_t i = 0; i < n * k; ++i) {
+        if (m.weights.empty()) {
+          matrix.nibbles[i] = static_cast<uint8_t>(NibbleAt(m, i));
+          continue;
+        }
+        long double amax = 0;
+        for (size_t j = i / 32 * 32; j < i / 32 * 32 + 32; ++j) {
+          amax = std::fmax(amax, std::fabs(m.weights[j]));
+        }
+        const int e = oracle::Exponent(amax);
+        matrix.scales[i / 32] = static_cast<uint8_t>(e + 127);
+        matrix.nibbles[i] = oracle::Nibble(m.weights[i], e, i % k, alternate);
+      }
+      const oracle::Planes planes = oracle::Pack(matrix);
+      const std::string suffix = p == 2 ? "2" : "13";
+      const auto append = [&](const std::string& role, const Bytes& bytes) {
+        parts[role + suffix].insert(parts[role + suffix].end(), bytes.begin(), bytes.end());
+      };
+      append("planes", planes.codes);
+      append("sc", planes.scales);
+      append("fp", planes.quintals);
+    }
+  }
+  return parts;
+}
+
+Model With(const std::function<void(Model&)>& add) {
+  Model model;
+  add(model);
+  return model;
+}
+
+TEST(Formats, Mxfp4IsVerbatimInEveryLayout) {
+  const Layer layer = Mxfp4Layer(1);
+  const Parts expected = Expected(layer);
+  const Model gpt_oss = With([&](Model& m) { AddGptOss(m, layer); });
+  for (const Kernels* kernels : AvailableKernels()) {
+    SCOPED_TRACE(kernels->name);
+    EXPECT_EQ(PartsOf(With([&](Model& m) { AddDeepSeek(m, layer); }), 0, false, kernels->name),
+              expected);
+    EXPECT_EQ(PartsOf(With([&](Model& m) { AddPackedMxfp4(m, layer); }), 0, false, kernels->name),
+              expected);
+    EXPECT_EQ(PartsOf(gpt_oss, 0, false, kernels->name), expected);
+  }
+}
+
+TEST(Formats, Bf16InEveryLayout) {
+  const Layer layer = Bf16Layer(2);
+  const Parts expected = Expected(layer);
+  const auto hf = [&](Model& m) { AddBf16(m, layer, "mlp", kNamed); };
+  const auto mixtral = [&](Model& m) { AddBf16(m, layer, "block_sparse_moe", kNumbered); };
+  EXPECT_EQ(PartsOf(With(hf)), expected);
+  EXPECT_EQ(PartsOf(With(mixtral)), expected);
+  for (const char* prefix : {"model.", "model.language_model.", ""}) {
+    SCOPED_TRACE(prefix);
+    EXPECT_EQ(PartsOf(With([&](Model& m) { AddFused(m, layer, prefix); })), expected);
+  }
+  EXPECT_EQ(PartsOf(With([&](Model& m) { AddFused(m, layer); }), 50'000, true, "scalar"), expected);
+}
+
+TEST(Formats, Nvfp4OfModeloptAndOfCompressedTensors) {
+  const Layer layer = Nvfp4Layer(3);
+  const Parts expected = Expected(layer);
+  for (const Kernels* kernels : AvailableKernels()) {
+    SCOPED_TRACE(kernels->name);
+    const auto modelopt = [&](Model& m) { AddModelopt(m, layer); };
+    EXPECT_EQ(PartsOf(With(modelopt), 0, false, kernels->name), expected);
+  }
+  // Input scales are NaN above and absent here; scalars are [] and [1].
+  EXPECT_EQ(PartsOf(With([&](Model& m) { AddModelopt(m, layer, false, {1}); })), expected);
+  EXPECT_EQ(PartsOf(With([&](Model& m) { AddCompressedNvfp4(m, layer); })), expected);
+  // Experts scattered over many shards, in the other order.
+  EXPECT_EQ(PartsOf(With([&](Model& m) { AddModelopt(m, layer); }), 20'000, true), expected);
+}
+
+TEST(Formats, Fp8WithBlocksOfAnyShape) {
+  const std::pair<size_t, size_t> shapes[] = {{128, 128}, {64, 64}, {1, 128}, {48, 80}, {500, 500}};
+  for (const auto& [rows, columns] : shapes) {
+    SCOPED_TRACE(Text("{}x{}", rows, columns));
+    const Layer layer = Fp8Layer(rows, rows, columns);
+    const Parts expected = Expected(layer);
+    for (const Kernels* kernels : AvailableKernels()) {
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16}) {
+        const auto fp8 = [&](Model& m) { AddFp8(m, layer, rows, columns, dtype); };
+        EXPECT_EQ(PartsOf(With(fp8), 0, false, kernels->name), expected) << kernels->name;
+      }
+    }
+  }
+}
+
+TEST(Formats, GptOssKeepsItsBiasesAndItsActivation) {
+  Model model;
+  AddGptOss(model, Mxfp4Layer(4));
+  const Result<Built> built = BuildModel(model);
+  ASSERT_TRUE(built) << built.error().ToString();
+  const Manifest& manifest = built->generation->manifest();
+  EXPECT_EQ(manifest.activation, (Activation{ActivationKind::kSwigluOai, 7.0, 1.702}));
+  EXPECT_TRUE(manifest.layers[0].geometry.biases);
+  std::vector<float> bias13, bias2;
+  for (size_t e = 0; e < kExperts; ++e) {
+    for (const size_t odd : {0, 1}) {
+      for (size_t r = 0; r < kIntermediate; ++r) bias13.push_back(Bias(e, 2 * r + odd));
+    }
+    for (size_t r = 0; r < kHidden; ++r) bias2.push_back(Bias(e, r));
+  }
+  const auto as_bytes = [](const std::vector<float>& values) {
+    const auto bytes = std::as_bytes(std::span(values));
+    return Bytes(bytes.begin(), bytes.end());
+  };
+  EXPECT_EQ(ReadSection(*built->generation, Encoding::kBase, "bias13"), as_bytes(bias13));
+  EXPECT_EQ(ReadSection(*built->generation, Encoding::kBase, "bias2"), as_bytes(bias2));
+}
+
+// A slice is an entry of the source record, and its digest is checked like a tensor's.
+TEST(Formats, SourceRecordsOfSlicesProveThePairing) {
+  Model model;
+  AddGptOss(model, Mxfp4Layer(5));
+  Result<Built> built = BuildModel(model);
+  ASSERT_TRUE(built) << built.error().ToString();
+  const auto verify = [&]() -> Result<SourceReport> {
+    HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(*built->env, kTestCheckpoint));
+    HP_ASSIGN(const MoeModel moe, DiscoverMoe(checkpoint));
+    WorkerPool pool(1);
+    return VerifySource(*built->generation, checkpoint, moe, pool, nullptr, nullptr);
+  };
+  const auto good = verify();
+  ASSERT_TRUE(good) << good.error().ToString();
+  EXPECT_EQ(good->tensors_checked, kExperts * 9);
+  EXPECT_EQ(good->bytes_checked, built->report.bytes_read);
+  // A byte at the end of the last expert, in a folder of its own: the file is sealed by no digest.
+  const std::string path = std::string(kTestCheckpoint) + "/model.safetensors";
+  std::vector<std::byte> file = built->env->Files().at(path);
+  file.back() ^= std::byte{1};
+  built->env->SetFile(path, file);
+  const auto bad = verify();
+  ASSERT_FALSE(bad);
+  EXPECT_EQ(bad.error().exit_code(), 3);
+}
+
+TEST(Traps, TensorsAreBelievedAndTheConfigIsNot) {
+  const Layer layer = Mxfp4Layer(6);
+  Model model = With([&](Model& m) { AddDeepSeek(m, layer); });
+  model.config_text = R"({"num_hidden_layers": 99, "quantization_config":
+      {"quant_method": "fp8", "weight_block_size": [128, 128]}, "text_config":
+      {"num_hidden_layers": 61, "n_routed_experts": 7}})";
+  EXPECT_EQ(PartsOf(model), Expected(layer));
+  const auto found = Discover(model);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->layers.size(), 1u);
+  EXPECT_EQ(found->layers[0].format, SourceFormat::kMxfp4);
+  EXPECT_EQ(found->layers[0].geometry.experts, kExperts);
+}
+
+TEST(Traps, ZeroScalesAreZeroBlocks) {
+  Layer layer = Nvfp4Layer(7);
+  for (auto& expert : layer) {
+    for (Matrix& m : expert) {
+      std::fill(m.scales.begin(), m.scales.end(), uint8_t{0});
+      for (long double& w : m.weights) w = std::signbit(w) ? -0.0L : 0.0L;
+    }
+  }
+  // One element is left alive, just above the smallest scale: nothing divides by it.
+  layer[1][0].scales[0] = 1;
+  layer[1][0].elements[0] = 0x01;
+  layer[1][0].weights[0] = 0.5L * E4m3(1) * layer[1][0].global_scale;
+  layer[1][0].weights[1] = 0;
+  for (size_t i = 2; i < 16; ++i) {
+    layer[1][0].weights[i] = E2m1(NibbleAt(layer[1][0], i)) * E4m3(1) * layer[1][0].global_scale;
+  }
+  for (const Kernels* kernels : AvailableKernels()) {
+    const auto modelopt = [&](Model& m) { AddModelopt(m, layer); };
+    const Parts parts = PartsOf(With(modelopt), 0, false, kernels->name);
+    EXPECT_EQ(parts, Expected(layer)) << kernels->name;
+    // The exponents of blocks of zeros are the lowest there is.
+    EXPECT_EQ(std::count(parts.at("sc2").begin(), parts.at("sc2").end(), std::byte{0}),
+              static_cast<ptrdiff_t>(parts.at("sc2").size()));
+  }
+}
+
+TEST(Traps, OneSignedZerosAlternate) {
+  Layer layer = Nvfp4Layer(8);
+  for (Matrix& m : layer[0]) {
+    for (uint8_t& byte : m.elements) byte &= 0x77;  // every zero is positive
+    for (size_t i = 0; i < m.weights.size(); ++i) {
+      m.weights[i] = E2m1(NibbleAt(m, i)) * E4m3(m.scales[i / 16]) * m.global_scale;
+    }
+  }
+  EXPECT_EQ(PartsOf(With([&](Model& m) { AddModelopt(m, layer); })), Expected(layer));
+}
+
+TEST(Traps, LayersHaveFormatsAndExpertCountsOfTheirOwn) {
+  const Layer nvfp4 = Nvfp4Layer(9);
+  Layer bf16 = Bf16Layer(10);
+  bf16.pop_back();  // a pruned layer
+  Model model;
+  AddBf16(model, bf16, "mlp", kNamed);
+  model.ReplaceInNames("layers.0.", "layers.7.");
+  AddModelopt(model, nvfp4);
+  model.Add("model.layers.7.enorm.weight", Dtype::kBf16, {kHidden});
+  const Result<Built> built = BuildModel(model, 30'000);
+  ASSERT_TRUE(built) << built.error().ToString();
+  const Manifest& manifest = built->generation->manifest();
+  ASSERT_EQ(manifest.layers.size(), 2u);
+  EXPECT_EQ(manifest.scheme, "modelopt-nvfp4+hf-per-expert");
+  EXPECT_EQ(manifest.layers[0].source_format, SourceFormat::kNvfp4);
+  EXPECT_EQ(manifest.layers[1].source_format, SourceFormat::kBf16);
+  EXPECT_TRUE(manifest.layers[1].mtp);
+  EXPECT_EQ(manifest.layers[1].geometry.experts, 2u);
+  EXPECT_EQ(ReadSection(*built->generation, Encoding::kBase, "planes13", 0),
+            Expected(nvfp4).at("planes13"));
+  EXPECT_EQ(ReadSection(*built->generation, Encoding::kBase, "planes13", 1),
+            Expected(bf16).at("planes13"));
+}
+
+// The generation belongs to the weights and to how they are decoded.
+TEST(Traps, BlockShapeIsPartOfTheFingerprint) {
+  const Layer layer = Fp8Layer(11, 64, 64);
+  MemEnv env;
+  Model model = With([&](Model& m) { AddFp8(m, layer, 64, 64, Dtype::kF32); });
+  WriteModel(env, "/a", model, 0);
+  // 65 to 95 rows would give the same grid.
+  model.config_text = R"({"quantization_config": {"weight_block_size": [65, 64]}})";
+  WriteModel(env, "/b", model, 0);
+  EXPECT_NE(FingerprintOf(env, "/a"), FingerprintOf(env, "/b"));
+}
+
+struct BadSource {
+  const char* name;
+  std::function<void(Model&)> make;
+  std::string what;
+  std::string expected;
+  std::string found;
+};
+
+template <typename T>
+void Poke(Model& model, const std::string& name, size_t index, T value) {
+  std::memcpy(model.tensors.at(name).data.data() + index * sizeof(T), &value, sizeof(T));
+}
+
+std::vector<BadSource> BadNvfp4() {
+  const auto modelopt = [](Model& m) { AddModelopt(m, Nvfp4Layer(20)); };
+  const std::string up = Hf(0, 1, 1);
+  const auto global = [=](float value) {
+    return [=](Model& m) {
+      modelopt(m);
+      Poke(m, up + ".weight_scale_2", 0, value);
+    };
+  };
+  const auto scale = [=](uint8_t value) {
+    return [=](Model& m) {
+      modelopt(m);
+      Poke(m, up + ".weight_scale", 12 * 5 + 7, value);
+    };
+  };
+  const std::string scale_at =
+      up + ".weight_scale holds a scale that is not usable at row 5, column 7";
+  return {
+      {"GlobalZero", global(0), up + ".weight_scale_2", "positive", "0"},
+      {"GlobalNegative", global(-1), up + ".weight_scale_2", "positive", "-1"},
+      {"GlobalInfinite", global(std::numeric_limits<float>::infinity()), up + ".weight_scale_2",
+       "finite", "inf"},
+      {"GlobalNaN", global(std::numeric_limits<float>::quiet_NaN()), up + ".weight_scale_2",
+       "finite", "nan"},
+      {"ScaleNaN", scale(0x7F), scale_at, "from 0", "0x7f (NaN)"},
+      {"ScaleNegativeNaN", scale(0xFF), scale_at, "from 0", "0xff (NaN)"},
+      {"ScaleNegative", scale(0xB8), scale_at, "from 0", "0xb8 (negative)"},
+      {"MissingGlobal",
+       [=](Model& m) {
+         modelopt(m);
+         m.tensors.erase(up + ".weight_scale_2");
+       },
+       "missing in model.layers.0.mlp.", "3 experts of 9 tensors", up + ".weight_scale_2"},
+      {"GlobalOfTwo",
+       [=](Model& m) {
+         modelopt(m);
+         m.Add(up + ".weight_scale_2", Dtype::kF32, {2});
+       },
+       "unequal shape", "[] for " + up, "F32 [2]"},
+      {"ScaleBlocksOf32",
+       [=](Model& m) {
+         modelopt(m);
+         m.Add(up + ".weight_scale", Dtype::kF8E4m3, {kIntermediate, kHidden / 32});
+       },
+       "unequal shape", Text("[{}, {}]", kIntermediate, kHidden / 16), "F8_E4M3"},
+      {"OneExpertInBf16",
+       [=](Model& m) {
+         modelopt(m);
+         m.Add(up + ".weight", Dtype::kBf16, {kIntermediate, kHidden});
+       },
+       "in two formats", "modelopt-nvfp4", up + ".weight BF16"},
+  };
+}
+
+std::vector<BadSource> BadFp8AndMxfp4() {
+  const std::string down = Hf(0, 2, 2);
+  const auto fp8 = [](Model& m) { AddFp8(m, Fp8Layer(21, 64, 64), 64, 64, Dtype::kF32); };
+  const auto fp8_scale = [=](float value) {
+    return [=](Model& m) {
+      fp8(m);
+      Poke(m, down + ".weight_scale_inv", 3, value);
+    };
+  };
+  const std::string at =
+      down + ".weight_scale_inv holds a scale that is not usable at row 1, column 1";
+  const auto gpt_oss = [](Model& m) { AddGptOss(m, Mxfp4Layer(22)); };
+  const std::string fused = "model.layers.0.mlp.experts.gate_up_proj";
+  return {
+      {"Fp8ScaleNaN", fp8_scale(std::numeric_limits<float>::quiet_NaN()), at, "finite", "nan"},
+      {"Fp8ScaleNegative", fp8_scale(-0.5F), at, "not negative", "-0.5"},
+      {"Fp8ScaleInfinite", fp8_scale(std::numeric_limits<float>::infinity()), at, "finite", "inf"},
+      {"Fp8ElementNaN",
+       [=](Model& m) {
+         fp8(m);
+         Poke(m, down + ".weight", 2 * kIntermediate + 9, uint8_t{0xFF});
+       },
+       down + ".weight holds a value that is not finite at row 2, column 9", "finite", "NaN"},
+      {"Fp8WithoutBlockShape",
+       [=](Model& m) {
+         fp8(m);
+         m.config_text = "{}";
+       },
+       "block shape of the FP8 scales", "weight_block_size", "none"},
+      {"Fp8BlockShapeOfOne",
+       [=](Model& m) {
+         fp8(m);
+         m.config_text = R"({"quantization_config": {"weight_block_size": [64]}})";
+       },
+       "weight_block_size", "two whole numbers", "1 numbers"},
+      {"Fp8BlockShapeZero",
+       [=](Model& m) {
+         fp8(m);
+         m.config_text = R"({"quantization_config": {"weight_block_size": [64, 0]}})";
+       },
+       "weight_block_size", "two whole numbers", "0"},
+      {"Fp8GridOfOtherBlocks",
+       [=](Model& m) {
+         fp8(m);
+         m.config_text = R"({"quantization_config": {"weight_block_size": [128, 64]}})";
+       },
+       "unequal shape", "[1, 3]", "F32 [2, 3]"},
+      {"GptOssScaleNaN",
+       [=](Model& m) {
+         gpt_oss(m);
+         Poke(m, fused + "_scales", (256 + 200) * 6 + 1, uint8_t{255});
+       },
+       fused + "_scales[1, 128:256] holds a NaN scale at row 72, block 1", "0 to 254", "255"},
+      {"GptOssBiasInfinite",
+       [=](Model& m) {
+         gpt_oss(m);
+         Poke(m, fused + "_bias", 256 + 3, uint16_t{0x7F80});
+       },
+       fused + "_bias[1, 0:128] holds a bias", "finite biases", "infinity"},
+      {"GptOssWithoutBias",
+       [=](Model& m) {
+         gpt_oss(m);
+         m.tensors.erase(fused + "_bias");
+       },
+       "missing in model.layers.0.mlp.", "6 tensors", fused + "_bias"},
+      {"GptOssFewerScales",
+       [=](Model& m) {
+         gpt_oss(m);
+         m.Add(fused + "_scales", Dtype::kU8, {kExperts - 1, 2 * kIntermediate, kHidden / 32});
+       },
+       "unequal shape", "[3, 256, 6]", "U8 [2, 256, 6]"},
+      {"GptOssRouterOfMore",
+       [=](Model& m) {
+         gpt_oss(m);
+         m.Add("model.layers.0.mlp.router.weight", Dtype::kBf16, {kExperts + 1, kHidden});
+       },
+       "fewer experts in model.layers.0.mlp. than its router", "3 rows", "[4, 192]"},
+  };
+}
+
+std::vector<BadSource> BadFused() {
+  const auto fused = [](Model& m) { AddFused(m, Bf16Layer(23)); };
+  const std::string base = "model.layers.0.mlp.experts.";
+  return {
+      {"Transposed",
+       [=](Model& m) {
+         m.Add(base + "gate_up_proj", Dtype::kBf16, {kExperts, kHidden, 2 * kIntermediate});
+         m.Add(base + "down_proj", Dtype::kBf16, {kExperts, kIntermediate, kHidden});
+       },
+       "stored transposed", "[E, 2I, H]", "[3, 192, 256]"},
+      {"WithBiases",
+       [=](Model& m) {
+         fused(m);
+         m.Add(base + "gate_up_proj_bias", Dtype::kBf16, {kExperts, 2 * kIntermediate});
+       },
+       "in two formats", "hf-fused", "gate_up_proj_bias"},
+      {"WithoutDown",
+       [=](Model& m) {
+         fused(m);
+         m.tensors.erase(base + "down_proj");
+       },
+       "missing in model.layers.0.mlp.", "2 tensors", base + "down_proj"},
+      {"NaN",
+       [=](Model& m) {
+         fused(m);
+         Poke(m, base + "gate_up_proj", (256 + 128 + 4) * kHidden + 11, uint16_t{0x7FC0});
+       },
+       base + "gate_up_proj[1, 128:256] holds a value that is not finite at row 4, column 11",
+       "finite", "NaN"},
+      {"UnknownNameBeside",
+       [=](Model& m) {
+         fused(m);
+         m.Add(base + "gate_up_proj_extra", Dtype::kBf16, {1});
+       },
+       "fit no known naming scheme", "docs/checkpoints.md", "gate_up_proj_extra"},
+      {"BesidePerExpertTensors",
+       [=](Model& m) {
+         fused(m);
+         m.Add(base + "0.gate_proj.weight", Dtype::kBf16, {kIntermediate, kHidden});
+       },
+       "in two formats", "", ""},
+      {"TwoDimensional",
+       [=](Model& m) {
+         fused(m);
+         m.Add(base + "gate_up_proj", Dtype::kBf16, {2 * kIntermediate, kHidden});
+       },
+       "not a stack of matrices", "[experts, 2 * out, in]", "[256, 192]"},
+      {"OddRows",
+       [=](Model& m) {
+         fused(m);
+         m.Add(base + "gate_up_proj", Dtype::kBf16, {kExperts, 2 * kIntermediate + 1, kHidden});
+       },
+       "not supported", "multiples of 64", "257"},
+      {"NoExperts",
+       [=](Model& m) {
+         m.Add(base + "gate_up_proj", Dtype::kBf16, {0, 2 * kIntermediate, kHidden});
+         m.Add(base + "down_proj", Dtype::kBf16, {0, kHidden, kIntermediate});
+       },
+       "number of experts", "1 to", "[0, 256, 192]"},
+  };
+}
+
+TEST(Traps, AreRefusedByName) {
+  std::vector<BadSource> all = BadNvfp4();
+  for (auto* more : {&BadFp8AndMxfp4, &BadFused}) {
+    for (BadSource& bad : more()) all.push_back(std::move(bad));
+  }
+  for (const BadSource& bad : all) {
+    SCOPED_TRACE(bad.name);
+    const Result<Built> built = BuildModel(With(bad.make));
+    ASSERT_FALSE(built);
+    const Status& status = built.error();
+    SCOPED_TRACE(status.ToString());
+    EXPECT_EQ(status.exit_code(), 3);
+    EXPECT_FALSE(status.file().empty());
+    EXPECT_NE(status.ToString().find(bad.what), std::string::npos);
+    EXPECT_NE(status.expected().find(bad.expected), std::string::npos);
+    EXPECT_NE(status.found().find(bad.found), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace hotplane
