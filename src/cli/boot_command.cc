@@ -17,6 +17,7 @@ Result<void> RunBoot(const Context& context) {
   engine_options.boot.layers = options.layers;
   engine_options.boot.map = options.map;
   engine_options.boot.verify = options.verify;
+  engine_options.boot.cache = options.cache;
   engine_options.boot.cancel = &context.cancel;
   engine_options.boot.progress = &progress;
   engine_options.measure_limit = true;

@@ -39,6 +39,7 @@ struct Raw {
   std::string zero_mode = "auto";
   std::string staging_limit = "auto";
   std::string verify = "all";
+  std::string cache = "auto";
   std::string shard_size = "4G";
 };
 
@@ -149,6 +150,10 @@ void Parser::AddBoot() {
   AddGeneration(app);
   app->add_option("--layers", options_.layers, "A-B, a list such as 0,4-7, main, or mtp");
   app->add_flag("--map", options_.map, "Serve from the page cache instead of own memory");
+  app->add_option("--cache", raw_.cache,
+                  "Cold layers: keep them in the page cache, bypass it, or auto: keep what fits")
+      ->capture_default_str()
+      ->envname("HOTPLANE_CACHE");
   app->add_option("--verify", raw_.verify, "Which chunks to verify: all or none")
       ->capture_default_str();
   AddWorkers(app);
@@ -304,6 +309,11 @@ Result<void> Parser::Finish() {
   if (raw_.verify != "all" && raw_.verify != "none")
     return Fail(Status::Usage(Text("--verify {}", raw_.verify)).Expected("all or none"));
   options_.verify = raw_.verify == "all";
+  if (raw_.cache != "auto" && raw_.cache != "keep" && raw_.cache != "bypass")
+    return Fail(Status::Usage(Text("--cache {}", raw_.cache)).Expected("keep, bypass or auto"));
+  options_.cache = raw_.cache == "keep"     ? CacheMode::kKeep
+                   : raw_.cache == "bypass" ? CacheMode::kBypass
+                                            : CacheMode::kAuto;
   HP_ASSIGN(options_.shard_bytes, ParseSize(raw_.shard_size));
   if (!options_.checkpoint_format.empty() && options_.checkpoint_format != "mxfp4" &&
       options_.checkpoint_format != "bf16")

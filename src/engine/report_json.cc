@@ -89,6 +89,8 @@ std::string BootReportJson(const BootReport& report, const Digest128& generation
                        {"bytes_cached", source.bytes_cached},
                        {"seconds_ready", source.seconds_ready}});
   json["source_by_layer"] = std::move(sources);
+  json["bytes_read_disk"] = report.bytes_read_disk;
+  json["read_path"] = report.read_path;
   json["peak_pinned_bytes"] = 0;
   json["generation"] = ToHex(generation);
   json["warnings"] = report.warnings;

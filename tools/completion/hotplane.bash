@@ -7,7 +7,9 @@ _hotplane_options() {
       echo "$general --store --layers --tiers --delta --zero-mode --workers --staging-limit
         --stall-timeout --no-lock --trace"
       ;;
-    boot) echo "$general --generation --layers --map --verify --workers --trace" ;;
+    boot)
+      echo "$general --generation --layers --map --cache --verify --workers --trace"
+      ;;
     warm) echo "$general --generation --tiers --workers" ;;
     inspect) echo "$general --generation" ;;
     verify) echo "$general --generation --source --workers" ;;
@@ -29,6 +31,7 @@ _hotplane_values() {
     --tiers) echo "base base,delta" ;;
     --delta) echo "quintal nibble" ;;
     --zero-mode) echo "auto sign alt" ;;
+    --cache) echo "keep bypass auto" ;;
     --verify) echo "all none" ;;
     --checkpoint) echo "mxfp4 bf16" ;;
     --isa) echo "scalar avx2 avx512" ;;
