@@ -2,7 +2,7 @@
 
 # What the library and the command line are built from.
 build_packages="ca-certificates cmake g++ libcli11-dev libexpected-dev libfmt-dev
-  libxxhash-dev ninja-build nlohmann-json3-dev pkg-config python3"
+  liburing-dev libxxhash-dev ninja-build nlohmann-json3-dev pkg-config python3"
 # What the tests add: their frameworks, clang for the fuzzers, git for nothing but a clone.
 test_packages="binutils clang clang-format-14 git libclang-rt-14-dev libgtest-dev librapidcheck-dev"
 

@@ -43,4 +43,14 @@ Result<HugeBuffer> HugeBuffer::Allocate(size_t bytes) {
   return buffer;
 }
 
+void TouchPages(std::span<std::byte> range) {
+  // Linux 5.14; the C library's headers may be older than the kernel.
+  constexpr int kMadvPopulateWrite = 23;
+  if (range.empty() || madvise(range.data(), range.size(), kMadvPopulateWrite) == 0) return;
+  for (size_t byte = 0; byte < range.size(); byte += kPageBytes) {
+    volatile std::byte* const page = range.data() + byte;
+    *page = std::byte{0};
+  }
+}
+
 }  // namespace hotplane

@@ -31,4 +31,8 @@ class HugeBuffer {
   size_t mapping_bytes_ = 0;
 };
 
+// Gives every page of the range memory, in whole calls where the kernel can (MADV_POPULATE_WRITE).
+// Overwrites one byte per page where it cannot. REQUIRES page-aligned begin.
+void TouchPages(std::span<std::byte> range);
+
 }  // namespace hotplane

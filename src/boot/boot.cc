@@ -1,10 +1,10 @@
 #include "boot/boot.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <cstring>
+#include <condition_variable>
 #include <mutex>
+#include <optional>
 
 #include "base/check.h"
 #include "base/fault_guard.h"
@@ -24,57 +24,38 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// What a worker takes at a time: whole chunks, about this many bytes. Large enough that a
-// page-table populate call (about 20 us) is under 5% of it, small enough that 44 layers keep every
-// core busy to the end.
-constexpr uint64_t kUnitBytes = 4 * kMiB;
-
-// How far ahead of a worker the disk is asked for data: at 100 us a request and 10 GB/s of disk, 16
-// units keep it busy.
-constexpr size_t kReadAheadUnits = 16;
-
 struct Layer {
   LayerFile file;
   std::unique_ptr<Mapping> mapping;  // of the data region; null: read with pread
   std::byte* landed = nullptr;       // in the arena; null: served from the mapping
-  bool cold = false;
-  std::atomic<size_t> units_left{0};
+  bool in_cache = false;             // some of it, when the boot began
+  size_t runs_left = 0;              // of its runs, those that have not landed verified
 };
 
-struct Unit {
+// Chunks that follow each other in one layer's file: one extent of the executor.
+struct ChunkRun {
   size_t layer = 0;  // index into State::layers
   size_t first_chunk = 0;
   size_t end_chunk = 0;
-  uint64_t offset = 0;  // from the start of the file
-  uint64_t bytes = 0;
+  std::unique_ptr<Mapping> mapping;  // a slice of the layer's
 };
 
-// The body of a guarded call: copies or hashes the chunks of a unit and keeps what it found.
-struct UnitPass {
-  const std::byte* source;  // of the unit's first byte
-  std::byte* destination;   // null: hash only
-  const Chunk* chunks;
-  size_t chunk_count;
-  uint64_t* found;  // checksums by chunk; null: copy only
-
-  static void Run(void* context) {
-    const auto& pass = *static_cast<const UnitPass*>(context);
-    const uint64_t base = pass.chunks[0].offset;
-    for (size_t i = 0; i < pass.chunk_count; ++i) {
-      const Chunk& chunk = pass.chunks[i];
-      const std::byte* const from = pass.source + (chunk.offset - base);
-      if (pass.destination == nullptr) {
-        if (pass.found != nullptr) pass.found[i] = Checksum64({from, chunk.bytes});
-        continue;
-      }
-      std::byte* const to = pass.destination + (chunk.offset - base);
-      if (pass.found != nullptr) {
-        pass.found[i] = CopyWithChecksum64(to, from, chunk.bytes);
-      } else {
-        std::memcpy(to, from, chunk.bytes);
-      }
-    }
+// A part of a mapping that somebody else owns.
+class MappingSlice final : public Mapping {
+ public:
+  MappingSlice(Mapping& whole, uint64_t offset, uint64_t bytes)
+      : whole_(whole), offset_(offset), bytes_(bytes) {}
+  std::span<const std::byte> bytes() const override {
+    return whole_.bytes().subspan(offset_, bytes_);
   }
+  Result<void> Populate(uint64_t offset, uint64_t bytes) override {
+    return whole_.Populate(offset_ + offset, bytes);
+  }
+
+ private:
+  Mapping& whole_;
+  const uint64_t offset_;
+  const uint64_t bytes_;
 };
 
 std::span<const std::byte> Part(const LayerLayout& layout, std::string_view role,
@@ -93,23 +74,31 @@ struct BootSession::State {
   Clock::time_point start;
   Clock::time_point run_start;
   std::vector<std::unique_ptr<Layer>> layers;
-  std::vector<Unit> units;
+  std::vector<ChunkRun> runs;  // in file order, layer by layer
   HugeBuffer arena;
-
-  std::mutex mutex;                 // guards what follows
-  std::vector<BootedLayer> booted;  // reserved up front, so that spans of it stay valid
-  BootReport report;
   const LayerReady* on_layer_ready = nullptr;
+
+  mutable std::mutex mutex;  // guards what follows, and Layer::runs_left
+  std::condition_variable published;
+  std::vector<BootedLayer> booted;      // reserved up front, so that spans of it stay valid
+  bool publishing = false;              // one worker is at it, for all
+  std::optional<Result<void>> outcome;  // of Run, once it is over
+  BootReport report;
 
   Result<void> OpenLayers(const std::vector<uint32_t>& ordinals);
   Result<void> CheckMemory() const;
   Result<void> MapLayers();
-  void ListUnits();
   Result<void> AllocateArena();
-  Result<void> RunUnit(size_t index);
-  Result<void> ReadUnit(Layer& layer, const Unit& unit, uint64_t* found);
-  Result<void> RepairChunk(Layer& layer, size_t chunk_index, uint64_t found);
-  void PublishReady();
+  Result<void> TouchArena();
+  bool ChooseBypass();
+  void ListRuns();
+  std::vector<Extent> ListExtents() const;
+  Result<void> Execute();
+  Result<void> RepairChunk(Layer& layer, size_t chunk_index, uint64_t found,
+                           std::span<std::byte> staged);
+  void PublishReady(size_t run_index);
+  BootedLayer Describe(const Layer& layer) const;
+  void ReportSources(const Executor& executor);
 
   ExpertRange ExpertsOf(const LayerLayout& layout) const {
     return options.experts.value_or(ExpertRange{0, layout.geometry.experts});
@@ -141,8 +130,7 @@ Result<void> BootSession::State::OpenLayers(const std::vector<uint32_t>& ordinal
     const LayerLayout& layout = layer->file.layout();
     const uint64_t cached =
         layer->file.file().CachedBytes(layout.data_offset, layout.data_bytes).value_or(0);
-    // A page or two may have been evicted of a file that is warm for all practical purposes.
-    layer->cold = cached < layout.data_bytes - layout.data_bytes / 64;
+    layer->in_cache = cached > 0;
     if (ExpertsOf(layout).end > layout.geometry.experts)
       return Fail(
           Status::Usage(Text("layer {} has no expert {}", ordinal, ExpertsOf(layout).end - 1))
@@ -150,11 +138,7 @@ Result<void> BootSession::State::OpenLayers(const std::vector<uint32_t>& ordinal
     const uint64_t wanted_bytes = WantedBytes(layer->file);
     report.bytes_needed += wanted_bytes;
     report.bytes_metadata += layer->file.bytes_metadata();
-    report.sources.push_back({ordinal,
-                              options.map   ? "mapped"
-                              : layer->cold ? "disk"
-                                            : "page cache",
-                              wanted_bytes, std::min(cached, wanted_bytes), 0});
+    report.sources.push_back({ordinal, "", wanted_bytes, std::min(cached, wanted_bytes), 0});
     for (const Encoding encoding : {Encoding::kDeltaQuintal, Encoding::kDeltaNibble}) {
       // By name only: a tier this boot does not use is not opened.
       const auto stat = generation->env().Stat(generation->LayerPath(ordinal, encoding));
@@ -188,7 +172,7 @@ Result<void> BootSession::State::CheckMemory() const {
 Result<void> BootSession::State::MapLayers() {
   for (auto& layer : layers) {
     // Without the guard a truncated file could end the process: pread reports it instead.
-    if (!options.map && (!FaultGuardInstalled() || layer->cold)) continue;
+    if (!options.map && (!FaultGuardInstalled() || !layer->in_cache)) continue;
     const LayerLayout& layout = layer->file.layout();
     Result<std::unique_ptr<Mapping>> mapping =
         layer->file.file().Map(layout.data_offset, layout.data_bytes);
@@ -204,26 +188,6 @@ Result<void> BootSession::State::MapLayers() {
   return {};
 }
 
-void BootSession::State::ListUnits() {
-  for (size_t l = 0; l < layers.size(); ++l) {
-    const std::vector<Chunk>& chunks = layers[l]->file.chunks();
-    const LayerLayout& layout = layers[l]->file.layout();
-    for (size_t c = 0; c < chunks.size();) {
-      if (!Wants(layout, chunks[c])) {
-        ++c;
-        continue;
-      }
-      Unit unit{l, c, c, chunks[c].offset, 0};
-      while (unit.end_chunk < chunks.size() && Wants(layout, chunks[unit.end_chunk]) &&
-             (unit.bytes == 0 || unit.bytes + chunks[unit.end_chunk].bytes <= kUnitBytes))
-        unit.bytes += chunks[unit.end_chunk++].bytes;
-      c = unit.end_chunk;
-      units.push_back(unit);
-      ++layers[l]->units_left;
-    }
-  }
-}
-
 Result<void> BootSession::State::AllocateArena() {
   if (options.map) return {};
   uint64_t region_bytes = 0;
@@ -234,64 +198,127 @@ Result<void> BootSession::State::AllocateArena() {
     layer->landed = arena.data() + offset;
     offset += layer->file.layout().data_bytes;
   }
-  // Pieces of other experts keep their places, but no memory stands behind them.
-  if (report.bytes_needed < region_bytes) return {};
-  // Touched here by all workers, so that landing runs at copy speed.
+  return {};
+}
+
+// By all workers, so that landing runs at copy speed. Where the disk is waited for anyway it is not
+// called: the memory is then touched by what lands in it.
+Result<void> BootSession::State::TouchArena() {
   constexpr uint64_t kTouchBytes = 32 * kMiB;
-  if (options.progress != nullptr) options.progress->Begin("allocating", report.bytes_needed);
+  if (options.progress != nullptr) options.progress->Begin("allocating", arena.size());
   return options.pool->ParallelFor(
       (arena.size() + kTouchBytes - 1) / kTouchBytes, [&](size_t index, size_t) -> Result<void> {
         if (options.cancel != nullptr) HP_TRY(options.cancel->Check());
-        const TraceSpan span("allocate", kNoLayer, kTouchBytes);
         const uint64_t begin = index * kTouchBytes;
-        const uint64_t end = std::min<uint64_t>(begin + kTouchBytes, arena.size());
-        for (uint64_t byte = begin; byte < end; byte += kPageBytes) {
-          volatile std::byte* const page = arena.data() + byte;
-          *page = std::byte{0};
-        }
-        if (options.progress != nullptr) options.progress->Add(end - begin);
+        const uint64_t bytes = std::min<uint64_t>(kTouchBytes, arena.size() - begin);
+        const TraceSpan span("allocate", kNoLayer, bytes);
+        TouchPages(arena.span().subspan(begin, bytes));
+        if (options.progress != nullptr) options.progress->Add(bytes);
         return {};
       });
 }
 
-Result<void> BootSession::State::ReadUnit(Layer& layer, const Unit& unit, uint64_t* found) {
-  const LayerLayout& layout = layer.file.layout();
-  const uint64_t data_offset = unit.offset - layout.data_offset;
-  UnitPass pass{nullptr, nullptr, layer.file.chunks().data() + unit.first_chunk,
-                unit.end_chunk - unit.first_chunk, found};
-  if (layer.mapping == nullptr) {
-    std::byte* const destination = layer.landed + data_offset;
-    {
-      const TraceSpan span("read", layout.layer, unit.bytes, "disk");
-      HP_TRY(ReadFully(layer.file.file(), unit.offset, {destination, unit.bytes}));
-    }
-    const TraceSpan span("verify", layout.layer, unit.bytes);
-    pass.source = destination;
-    UnitPass::Run(&pass);
-    return {};
-  }
-  {
-    const TraceSpan span("read", layout.layer, unit.bytes, "page cache");
-    HP_TRY(layer.mapping->Populate(data_offset, unit.bytes));
-  }
-  const TraceSpan span("verify", layout.layer, unit.bytes);
-  pass.source = layer.mapping->bytes().data() + data_offset;
-  if (layer.landed != nullptr) pass.destination = layer.landed + data_offset;
-  if (pass.destination == nullptr && found == nullptr) return {};
-  if (!FaultGuardInstalled()) {
-    UnitPass::Run(&pass);
-    return {};
-  }
-  if (CallGuarded({pass.source, unit.bytes}, &UnitPass::Run, &pass)) return {};
-  return Fail(Status::System("the file was cut short, or its disk failed, while it was read")
-                  .File(layer.file.file().path())
-                  .At(unit.offset)
-                  .Expected(Text("{} readable bytes", unit.bytes))
-                  .Found("a bus error")
-                  .Advice("`hotplane verify` tells what is left of the file"));
+// Whether disk reads pass by the page cache.
+bool BootSession::State::ChooseBypass() {
+  if (options.map || options.cache == CacheMode::kKeep) return false;
+  if (options.cache == CacheMode::kBypass) return true;
+  const MemoryLimit machine = ReadMemoryLimit();
+  // The landed layers and their files, and a sixteenth for everybody else's changes of mind.
+  const uint64_t wanted = 2 * report.bytes_needed;
+  const uint64_t room = machine.available_bytes - machine.available_bytes / 16;
+  return wanted > room;
 }
 
-Result<void> BootSession::State::RepairChunk(Layer& layer, size_t chunk_index, uint64_t found) {
+void BootSession::State::ListRuns() {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    Layer& layer = *layers[l];
+    const std::vector<Chunk>& chunks = layer.file.chunks();
+    const LayerLayout& layout = layer.file.layout();
+    for (size_t c = 0; c < chunks.size();) {
+      ChunkRun run;
+      run.layer = l;
+      run.first_chunk = c;
+      while (c < chunks.size() && Wants(layout, chunks[c])) ++c;
+      run.end_chunk = c;
+      if (run.end_chunk == run.first_chunk) {
+        ++c;
+        continue;
+      }
+      const uint64_t begin = chunks[run.first_chunk].offset;
+      const uint64_t end = chunks[c - 1].offset + chunks[c - 1].bytes;
+      if (layer.mapping != nullptr)
+        run.mapping =
+            std::make_unique<MappingSlice>(*layer.mapping, begin - layout.data_offset, end - begin);
+      ++layer.runs_left;
+      runs.push_back(std::move(run));
+    }
+  }
+}
+
+std::vector<Extent> BootSession::State::ListExtents() const {
+  std::vector<Extent> extents;
+  for (const ChunkRun& run : runs) {
+    const Layer& layer = *layers[run.layer];
+    const std::span<const Chunk> chunks =
+        std::span(layer.file.chunks()).subspan(run.first_chunk, run.end_chunk - run.first_chunk);
+    Extent extent;
+    extent.file = &layer.file.file();
+    extent.offset = chunks.front().offset;
+    extent.bytes = chunks.back().offset + chunks.back().bytes - extent.offset;
+    if (layer.landed != nullptr)
+      extent.destination = layer.landed + (extent.offset - layer.file.layout().data_offset);
+    extent.mapping = run.mapping.get();
+    extent.chunks = chunks;
+    extent.checksums = std::span(layer.file.checksums()).subspan(run.first_chunk, chunks.size());
+    extent.trace_layer = layer.file.layout().layer;
+    extents.push_back(extent);
+  }
+  return extents;
+}
+
+Result<void> BootSession::State::Execute() {
+  const auto allocate_start = Clock::now();
+  HP_TRY(AllocateArena());
+  ExecutorOptions executor_options;
+  executor_options.env = &generation->env();
+  executor_options.pool = options.pool;
+  executor_options.cancel = options.cancel;
+  executor_options.progress = options.progress;
+  executor_options.verify = options.verify;
+  executor_options.bypass_cache = ChooseBypass();
+  Executor executor(
+      executor_options, ListExtents(),
+      {[this](size_t index) { PublishReady(index); },
+       [this](size_t index, size_t chunk, uint64_t found, std::span<std::byte> staged) {
+         const ChunkRun& run = runs[index];
+         return RepairChunk(*layers[run.layer], run.first_chunk + chunk, found, staged);
+       }});
+  HP_TRY(executor.Locate());
+  // Pieces of other experts keep their places in the arena, but no memory stands behind them.
+  const bool whole = report.bytes_needed == arena.size();
+  if (!options.map && whole && !executor.needs_disk()) HP_TRY(TouchArena());
+  run_start = Clock::now();
+  report.seconds_allocate = std::chrono::duration<double>(run_start - allocate_start).count();
+  if (options.progress != nullptr) options.progress->Begin("booting", report.bytes_needed);
+  const Result<void> result = executor.Run();
+  const std::lock_guard lock(mutex);
+  ReportSources(executor);
+  report.read_path = executor.disk_path();
+  if (executor.needs_disk() && options.cache == CacheMode::kAuto)
+    report.read_path += executor_options.bypass_cache
+                            ? "; the files do not fit in memory beside the boot"
+                            : "; the files fit in memory, the next boot is warm";
+  if (!report.read_path.empty()) Log(LogLevel::kInfo, "cold layers: {}", report.read_path);
+  const ExecutorCounts counts = executor.counts();
+  report.bytes_read = counts.bytes_from_cache + counts.bytes_from_disk;
+  report.bytes_read_disk = counts.bytes_from_disk;
+  report.bytes_verified = counts.bytes_verified;
+  report.seconds_land = SecondsSince(run_start);
+  return result;
+}
+
+Result<void> BootSession::State::RepairChunk(Layer& layer, size_t chunk_index, uint64_t found,
+                                             std::span<std::byte> staged) {
   const Chunk& chunk = layer.file.chunks()[chunk_index];
   const Status error = layer.file.ChunkError(chunk_index, found);
   Log(LogLevel::kWarning, "{}: reading it once more past the page cache", error.what());
@@ -299,11 +326,10 @@ Result<void> BootSession::State::RepairChunk(Layer& layer, size_t chunk_index, u
     std::lock_guard lock(mutex);
     report.bytes_reread += chunk.bytes;
   }
-  const uint64_t data_offset = chunk.offset - layer.file.layout().data_offset;
-  if (layer.landed != nullptr) {
-    HP_TRY(layer.file.RereadChunk(generation->env(), chunk_index,
-                                  {layer.landed + data_offset, chunk.bytes}));
+  if (!staged.empty()) {
+    HP_TRY(layer.file.RereadChunk(generation->env(), chunk_index, staged));
   } else {
+    const uint64_t data_offset = chunk.offset - layer.file.layout().data_offset;
     layer.file.file().DropCache(chunk.offset, chunk.bytes);
     HP_TRY(layer.mapping->Populate(data_offset, chunk.bytes));
     const uint64_t again = Checksum64(layer.mapping->bytes().subspan(data_offset, chunk.bytes));
@@ -316,55 +342,53 @@ Result<void> BootSession::State::RepairChunk(Layer& layer, size_t chunk_index, u
   return {};
 }
 
-Result<void> BootSession::State::RunUnit(size_t index) {
-  const Unit& unit = units[index];
-  Layer& layer = *layers[unit.layer];
-  if (options.cancel != nullptr) HP_TRY(options.cancel->Check());
-  if (layer.cold && index + kReadAheadUnits < units.size()) {
-    const Unit& ahead = units[index + kReadAheadUnits];
-    if (layers[ahead.layer]->cold)
-      layers[ahead.layer]->file.file().WillNeed(ahead.offset, ahead.bytes);
+void BootSession::State::ReportSources(const Executor& executor) {
+  std::vector<ExtentSource> sources(layers.size(), ExtentSource::kInvalid);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    ExtentSource& source = sources[runs[i].layer];
+    const bool first = source == ExtentSource::kInvalid;
+    source = first || source == executor.source(i) ? executor.source(i) : ExtentSource::kBoth;
   }
-  std::vector<uint64_t> found(options.verify ? unit.end_chunk - unit.first_chunk : 0);
-  HP_TRY(ReadUnit(layer, unit, options.verify ? found.data() : nullptr));
-  for (size_t i = 0; i < found.size(); ++i) {
-    const size_t chunk_index = unit.first_chunk + i;
-    if (found[i] != layer.file.checksums()[chunk_index])
-      HP_TRY(RepairChunk(layer, chunk_index, found[i]));
-  }
-  if (options.progress != nullptr) options.progress->Add(unit.bytes);
-  {
-    std::lock_guard lock(mutex);
-    report.bytes_read += unit.bytes;
-    if (options.verify) report.bytes_verified += unit.bytes;
-  }
-  if (layer.units_left.fetch_sub(1) == 1) PublishReady();
-  return {};
+  for (size_t l = 0; l < layers.size(); ++l)
+    report.sources[l].source = ExtentSourceName(sources[l]);
 }
 
-void BootSession::State::PublishReady() {
-  std::lock_guard lock(mutex);
-  while (booted.size() < layers.size() && layers[booted.size()]->units_left == 0) {
-    const Layer& layer = *layers[booted.size()];
-    const LayerLayout& layout = layer.file.layout();
-    const TraceSpan span("publish", layout.layer, layout.data_bytes);
-    const std::byte* const data =
-        layer.landed != nullptr ? layer.landed : layer.mapping->bytes().data();
-    BootedLayer out;
-    out.ordinal = layout.layer;
-    out.model_index = layout.model_index;
-    const ExpertRange experts = ExpertsOf(layout);
-    out.first_expert = experts.begin;
-    out.geometry = layout.geometry;
-    out.geometry.experts = experts.end - experts.begin;
-    out.planes13 = Part(layout, "planes13", data, experts);
-    out.sc13 = Part(layout, "sc13", data, experts);
-    out.planes2 = Part(layout, "planes2", data, experts);
-    out.sc2 = Part(layout, "sc2", data, experts);
+BootedLayer BootSession::State::Describe(const Layer& layer) const {
+  const LayerLayout& layout = layer.file.layout();
+  const std::byte* const data =
+      layer.landed != nullptr ? layer.landed : layer.mapping->bytes().data();
+  BootedLayer out;
+  out.ordinal = layout.layer;
+  out.model_index = layout.model_index;
+  const ExpertRange experts = ExpertsOf(layout);
+  out.first_expert = experts.begin;
+  out.geometry = layout.geometry;
+  out.geometry.experts = experts.end - experts.begin;
+  out.planes13 = Part(layout, "planes13", data, experts);
+  out.sc13 = Part(layout, "sc13", data, experts);
+  out.planes2 = Part(layout, "planes2", data, experts);
+  out.sc2 = Part(layout, "sc2", data, experts);
+  return out;
+}
+
+// A slow consumer holds up one worker, not all: whoever comes while one is publishing leaves its
+// layer to that one.
+void BootSession::State::PublishReady(size_t run_index) {
+  std::unique_lock lock(mutex);
+  --layers[runs[run_index].layer]->runs_left;
+  if (publishing) return;
+  publishing = true;
+  while (booted.size() < layers.size() && layers[booted.size()]->runs_left == 0) {
+    const BootedLayer out = Describe(*layers[booted.size()]);
     report.sources[booted.size()].seconds_ready = SecondsSince(run_start);
     booted.push_back(out);
+    published.notify_all();
+    lock.unlock();
+    const TraceSpan span("publish", out.ordinal, report.sources[booted.size() - 1].bytes);
     if (on_layer_ready != nullptr && *on_layer_ready) (*on_layer_ready)(out);
+    lock.lock();
   }
+  publishing = false;
 }
 
 BootSession::BootSession(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -383,7 +407,7 @@ Result<std::unique_ptr<BootSession>> BootSession::Open(const Generation& generat
   HP_TRY(state->OpenLayers(ordinals));
   HP_TRY(state->CheckMemory());
   HP_TRY(state->MapLayers());
-  state->ListUnits();
+  state->ListRuns();
   state->booted.reserve(state->layers.size());
   state->report.seconds_plan = SecondsSince(state->start);
   return std::unique_ptr<BootSession>(new BootSession(std::move(state)));
@@ -391,29 +415,43 @@ Result<std::unique_ptr<BootSession>> BootSession::Open(const Generation& generat
 
 Result<void> BootSession::Run(const LayerReady& on_layer_ready) {
   State& state = *state_;
-  HP_CHECK(state.booted.empty());
-  const auto allocate_start = Clock::now();
-  HP_TRY(state.AllocateArena());
-  state.run_start = Clock::now();
-  state.report.seconds_allocate =
-      std::chrono::duration<double>(state.run_start - allocate_start).count();
-  state.on_layer_ready = &on_layer_ready;
-  if (state.options.progress != nullptr)
-    state.options.progress->Begin("booting", state.report.bytes_needed);
-  for (size_t i = 0; i < std::min(kReadAheadUnits, state.units.size()); ++i) {
-    const Unit& unit = state.units[i];
-    if (state.layers[unit.layer]->cold)
-      state.layers[unit.layer]->file.file().WillNeed(unit.offset, unit.bytes);
+  {
+    const std::lock_guard lock(state.mutex);
+    HP_CHECK(state.booted.empty() && !state.outcome);
   }
-  const Result<void> result = state.options.pool->ParallelFor(
-      state.units.size(), [&](size_t index, size_t) { return state.RunUnit(index); });
+  const auto begin = Clock::now();
+  state.on_layer_ready = &on_layer_ready;
+  Result<void> result = state.Execute();
   state.on_layer_ready = nullptr;
-  state.report.seconds_land = SecondsSince(state.run_start);
-  state.report.seconds = state.report.seconds_plan + SecondsSince(allocate_start);
+  {
+    const std::lock_guard lock(state.mutex);
+    state.report.seconds = state.report.seconds_plan + SecondsSince(begin);
+    state.outcome = result;
+  }
+  state.published.notify_all();
   return result;
 }
 
-std::span<const BootedLayer> BootSession::layers() const { return state_->booted; }
+Result<BootedLayer> BootSession::WaitLayer(size_t index, const CancelToken* cancel) const {
+  // How long a cancellation may go unnoticed.
+  constexpr std::chrono::milliseconds kPollTime{20};
+  State& state = *state_;
+  if (index >= state.layers.size())
+    return Fail(Status::Usage(Text("this boot has no layer at place {}", index))
+                    .Expected(Text("below {}", state.layers.size())));
+  std::unique_lock lock(state.mutex);
+  while (index >= state.booted.size()) {
+    if (state.outcome && !*state.outcome) return Fail(state.outcome->error());
+    if (cancel != nullptr) HP_TRY(cancel->Check());
+    state.published.wait_for(lock, kPollTime);
+  }
+  return state.booted[index];
+}
+
+std::span<const BootedLayer> BootSession::layers() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->booted;
+}
 const BootReport& BootSession::report() const { return state_->report; }
 
 }  // namespace hotplane

@@ -14,6 +14,7 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "base/worker_pool.h"
+#include "boot/executor.h"
 #include "boot/layer_selection.h"
 #include "store/store.h"
 
@@ -25,6 +26,7 @@ struct BootOptions {
   std::optional<ExpertRange> experts;
   bool map = false;  // serve the layers from the page cache instead of landing them in own memory
   bool verify = true;
+  CacheMode cache = CacheMode::kAuto;
   WorkerPool* pool = nullptr;  // REQUIRED
   const CancelToken* cancel = nullptr;
   Progress* progress = nullptr;
@@ -44,23 +46,26 @@ struct BootedLayer {
 struct BootReport {
   struct LayerSource {
     uint32_t ordinal = 0;
-    const char* source = "";  // "page cache", "disk", "mapped"
+    // "page cache", "disk, buffered", "disk, direct", "both", "mapped"; empty before Run.
+    const char* source = "";
     uint64_t bytes = 0;
     uint64_t bytes_cached = 0;  // of them in the page cache when the boot began
     double seconds_ready = 0;   // from the start of Run to its publication
   };
   uint32_t layers_total = 0;
-  uint64_t bytes_needed = 0;    // data regions, padding included; of some experts their pieces
-  uint64_t bytes_read = 0;      // of them, read once each
-  uint64_t bytes_reread = 0;    // repeats of bad chunks
-  uint64_t bytes_metadata = 0;  // headers and tables
-  uint64_t bytes_skipped = 0;   // files of these layers that this boot does not touch (delta tier)
+  uint64_t bytes_needed = 0;     // data regions, padding included; of some experts their pieces
+  uint64_t bytes_read = 0;       // of them, read once each
+  uint64_t bytes_read_disk = 0;  // of bytes_read, those that were not in the page cache (not --map)
+  uint64_t bytes_reread = 0;     // repeats of bad chunks
+  uint64_t bytes_metadata = 0;   // headers and tables
+  uint64_t bytes_skipped = 0;    // files of these layers that this boot does not touch (delta tier)
   uint64_t bytes_verified = 0;
   double seconds = 0;           // of Open and Run together
   double seconds_plan = 0;      // headers, tables, memory check
   double seconds_allocate = 0;  // memory reserved and touched
   double seconds_land = 0;      // read, verify, publish
   std::vector<LayerSource> sources;
+  std::string read_path;  // how cold layers were read, and why so; empty: none was
   std::vector<std::string> warnings;
 };
 
@@ -80,6 +85,11 @@ class BootSession {
 
   // Once.
   Result<void> Run(const LayerReady& on_layer_ready);
+
+  // The layer at place `index` of this boot, as soon as it is published: from any thread, also
+  // before Run, which another one must call. A failed Run ends the wait with its Status, as does
+  // `cancel` (which may be null).
+  Result<BootedLayer> WaitLayer(size_t index, const CancelToken* cancel) const;
 
   std::span<const BootedLayer> layers() const;  // published, in order
   const BootReport& report() const;

@@ -241,6 +241,64 @@ TEST_F(BootTest, CanBeCancelledFromTheCallback) {
   EXPECT_EQ(session->layers().size(), 1u);
 }
 
+TEST_F(BootTest, WaitLayerGivesEachLayerFromAnotherThread) {
+  const Store store = Store::Open(env_, kTestStore).value();
+  const Generation generation = store.OpenGeneration().value();
+  WorkerPool pool(2);
+  BootOptions options;
+  options.pool = &pool;
+  const auto session = BootSession::Open(generation, options).value();
+  std::vector<uint32_t> waited;
+  std::thread consumer([&] {
+    for (size_t i = 0; i < 3; ++i) {
+      const Result<BootedLayer> layer = session->WaitLayer(i, nullptr);
+      if (layer) waited.push_back(layer->ordinal);
+    }
+  });
+  ASSERT_TRUE(session->Run({}).has_value());
+  consumer.join();
+  EXPECT_EQ(waited, (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(session->WaitLayer(1, nullptr)->ordinal, 1u);
+  EXPECT_EQ(session->WaitLayer(3, nullptr).error().exit_code(), 2);
+}
+
+TEST_F(BootTest, WaitLayerEndsWithTheRunsFailureAndWithCancel) {
+  const uint64_t bytes = env_.Files().at(base_files_[1]).size();
+  env_.CorruptByte(base_files_[1], bytes - 4096, std::byte{1});
+  const Store store = Store::Open(env_, kTestStore).value();
+  const Generation generation = store.OpenGeneration().value();
+  WorkerPool pool(2);
+  BootOptions options;
+  options.pool = &pool;
+  const auto session = BootSession::Open(generation, options).value();
+  CancelToken cancel;
+  cancel.Cancel(SIGINT);
+  EXPECT_EQ(session->WaitLayer(0, &cancel).error().exit_code(), 130);
+  Result<BootedLayer> waited = Fail(Status::Usage("not waited"));
+  std::thread consumer([&] { waited = session->WaitLayer(2, nullptr); });
+  const Result<void> result = session->Run({});
+  consumer.join();
+  ASSERT_FALSE(result.has_value());
+  ASSERT_FALSE(waited.has_value());
+  EXPECT_EQ(waited.error().ToString(), result.error().ToString());
+}
+
+TEST_F(BootTest, ColdLayersComeFromTheDiskAsToldAndSaySo) {
+  for (const CacheMode cache : {CacheMode::kAuto, CacheMode::kKeep, CacheMode::kBypass}) {
+    for (const std::string& path : base_files_)
+      env_.Open(path, OpenMode::kRead).value()->DropCache(0, 0);
+    BootOptions options;
+    options.cache = cache;
+    const Booted booted = BootStore(env_, options).value();
+    EXPECT_EQ(booted.layers, good_.layers);
+    EXPECT_EQ(booted.report.bytes_read_disk, booted.report.bytes_needed);
+    EXPECT_FALSE(booted.report.read_path.empty());
+    if (cache == CacheMode::kAuto) continue;
+    for (const BootReport::LayerSource& source : booted.report.sources)
+      EXPECT_STREQ(source.source, cache == CacheMode::kKeep ? "disk, buffered" : "disk, direct");
+  }
+}
+
 // On the real file system: a file cut short while it is read ends in a Status, mapped or not.
 TEST(BootPosix, TruncationUnderTheReaderIsAStatus) {
   InstallFaultGuard();

@@ -36,6 +36,7 @@ EngineOptions ToEngineOptions(const Context& context, Progress* progress) {
   engine.boot.layers = options.layers;
   engine.boot.map = options.map;
   engine.boot.verify = options.verify;
+  engine.boot.cache = options.cache;
   engine.boot.cancel = &context.cancel;
   engine.boot.progress = progress;
   engine.boot.memory_limit_bytes = options.memory_bytes;

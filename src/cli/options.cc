@@ -45,6 +45,7 @@ struct Raw {
   std::string experts;
   std::string staging_limit = "auto";
   std::string verify = "all";
+  std::string cache = "auto";
   std::string shard_size = "4G";
 };
 
@@ -184,6 +185,10 @@ void Parser::AddBoot() {
   app->add_option("--memory", raw_.memory, "Device memory to use")->capture_default_str();
   app->add_option("--reserve", raw_.reserve, "Of it, how much stays free")->capture_default_str();
   app->add_flag("--map", options_.map, "Serve from the page cache: --base host");
+  app->add_option("--cache", raw_.cache,
+                  "Cold layers: keep them in the page cache, bypass it, or auto: keep what fits")
+      ->capture_default_str()
+      ->envname("HOTPLANE_CACHE");
   app->add_option("--verify", raw_.verify, "Which chunks to verify: all or none")
       ->capture_default_str();
   app->add_flag("--dry-run", options_.dry_run, "Print the plan; read no data, change nothing");
@@ -381,6 +386,11 @@ Result<void> Parser::Finish() {
   if (raw_.verify != "all" && raw_.verify != "none")
     return Fail(Status::Usage(Text("--verify {}", raw_.verify)).Expected("all or none"));
   options_.verify = raw_.verify == "all";
+  if (raw_.cache != "auto" && raw_.cache != "keep" && raw_.cache != "bypass")
+    return Fail(Status::Usage(Text("--cache {}", raw_.cache)).Expected("keep, bypass or auto"));
+  options_.cache = raw_.cache == "keep"     ? CacheMode::kKeep
+                   : raw_.cache == "bypass" ? CacheMode::kBypass
+                                            : CacheMode::kAuto;
   HP_ASSIGN(options_.shard_bytes, ParseSize(raw_.shard_size));
   if (!options_.checkpoint_format.empty() && options_.checkpoint_format != "mxfp4" &&
       options_.checkpoint_format != "bf16")

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "boot/executor.h"
 #include "boot/plan.h"
 #include "format/kinds.h"
 
@@ -51,6 +52,7 @@ struct Options {
   double stall_seconds = 120;  // 0: wait for ever
   bool map = false;
   bool verify = true;
+  CacheMode cache = CacheMode::kAuto;
   bool dry_run = false;
   std::string trace;  // build, boot: file to write; report: file to read; empty: none
 

@@ -1,6 +1,7 @@
-// How fast this machine boots a page-cached store on its CPUs, every byte verified, beside what the
-// same cores reach on the same bytes in the same run: reading the mapped files, and memcpy from
-// them into touched huge pages.
+// How fast this machine boots a store, every byte verified, beside what the same machine reaches on
+// the same bytes in the same run: page-cached against reading the mapped files, and against memcpy
+// from them into touched huge pages; cold against the best raw rate of the disk, and half cached
+// against the larger of the two times.
 
 #include <unistd.h>
 
@@ -22,6 +23,7 @@
 #include "engine/engine.h"
 #include "engine/synth.h"
 #include "engine/warm.h"
+#include "io/reader.h"
 
 namespace hotplane {
 namespace {
@@ -59,15 +61,17 @@ double RateOf(uint64_t bytes, const Work& work) {
 // The largest RssAnon over a boot comes at its end: nothing is given back before the session
 // closes.
 struct BootRun {
+  double bytes = 0;
   double land_rate = 0;
   double whole_rate = 0;
   uint64_t anonymous_bytes_extra = 0;
 };
 
-Result<BootRun> RunBoot(const Options& options, bool map) {
+Result<BootRun> RunBoot(const Options& options, bool map, CacheMode cache = CacheMode::kAuto) {
   EngineOptions engine_options;
   engine_options.store_directory = options.directory;
   engine_options.boot.map = map;
+  engine_options.boot.cache = cache;
   const uint64_t anonymous_before = ReadResidentAnonymousBytes();
   HP_ASSIGN(const std::unique_ptr<Engine> engine, Engine::Open(PosixEnv(), engine_options));
   HP_TRY(engine->Boot({}));
@@ -77,6 +81,7 @@ Result<BootRun> RunBoot(const Options& options, bool map) {
     return Fail(Status::Data("a boot did not verify every byte"));
   const uint64_t asked_for = map ? 0 : report.bytes_needed;
   BootRun run;
+  run.bytes = static_cast<double>(report.bytes_read);
   run.land_rate = static_cast<double>(report.bytes_read) / report.seconds_land;
   run.whole_rate = static_cast<double>(report.bytes_read) / report.seconds;
   run.anonymous_bytes_extra = anonymous - std::min(anonymous, asked_for);
@@ -141,6 +146,124 @@ class Limits {
   uint64_t bytes_ = 0;
 };
 
+// What a piece of the page cache is dropped in for a half-cached store.
+constexpr uint64_t kHalfPieceBytes = 64 * kMiB;
+
+// The data regions on disk.
+class DiskLimits {
+ public:
+  Result<void> Open(const Generation& generation) {
+    for (const ManifestLayer& layer : generation.manifest().layers) {
+      HP_ASSIGN(LayerFile file, generation.OpenLayer(layer.ordinal, Encoding::kBase));
+      files_.push_back(std::move(file));
+    }
+    return {};
+  }
+
+  // Drops all of it, or every second piece; returns the bytes that are gone.
+  uint64_t Drop(bool half) const {
+    uint64_t cached = 0;
+    uint64_t bytes = 0;
+    for (const LayerFile& layer : files_) {
+      const LayerLayout& layout = layer.layout();
+      for (uint64_t at = 0; at < layout.data_bytes; at += (half ? 2 : 1) * kHalfPieceBytes)
+        layer.file().DropCache(layout.data_offset + at,
+                               std::min(kHalfPieceBytes, layout.data_bytes - at));
+      cached += layer.file().CachedBytes(layout.data_offset, layout.data_bytes).value_or(0);
+      bytes += layout.data_bytes;
+    }
+    return bytes - cached;
+  }
+
+  // Bytes per second of plain reads of 1 MiB, 32 at once, into touched memory. REQUIRES Drop.
+  Result<double> ReadRate(bool direct, std::span<std::byte> touched) const {
+    constexpr uint64_t kRequest = kMiB;
+    HP_ASSIGN(const std::unique_ptr<AsyncReader> reader, PosixEnv().NewReader({}));
+    std::vector<std::unique_ptr<File>> files;
+    std::vector<ReadRequest> requests;
+    uint64_t bytes = 0;
+    for (const LayerFile& layer : files_) {
+      HP_ASSIGN(
+          std::unique_ptr<File> file,
+          PosixEnv().Open(layer.file().path(), direct ? OpenMode::kReadDirect : OpenMode::kRead));
+      const LayerLayout& layout = layer.layout();
+      for (uint64_t at = 0; at < layout.data_bytes; at += kRequest) {
+        const uint64_t count = std::min(kRequest, layout.data_bytes - at);
+        requests.push_back(
+            {file.get(), layout.data_offset + at, touched.subspan(at, count), count});
+      }
+      bytes += layout.data_bytes;
+      files.push_back(std::move(file));
+    }
+    const auto start = Clock::now();
+    size_t started = 0;
+    size_t ended_count = 0;
+    std::vector<ReadEnd> ended;
+    while (ended_count < requests.size()) {
+      while (started < requests.size() && started - ended_count < reader->depth())
+        reader->Start(requests[started++]);
+      ended.clear();
+      HP_TRY(reader->Collect(std::chrono::seconds(10), &ended));
+      for (const ReadEnd& end : ended)
+        if (end.count.error != 0 || end.count.bytes != end.tag)
+          return Fail(Status::FromErrno(end.count.error, "a raw read failed, or was short"));
+      ended_count += ended.size();
+    }
+    return static_cast<double>(bytes) / std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+ private:
+  std::vector<LayerFile> files_;
+};
+
+struct ColdSamples {
+  std::vector<double> raw_direct, raw_buffered, cold[2], cold_all[2], half, half_all, half_limit;
+  std::vector<double> anonymous[2], anonymous_half;
+};
+
+// One round of what needs the disk. `copy_rate` is this round's.
+Result<void> MeasureCold(const Options& options, const Generation& generation, double copy_rate,
+                         bool counted, ColdSamples* samples) {
+  DiskLimits disk;
+  HP_TRY(disk.Open(generation));
+  double raw[2] = {};
+  {
+    HP_ASSIGN(
+        HugeBuffer touched,
+        HugeBuffer::Allocate(
+            PlanLayerLayout(Encoding::kBase, generation.manifest().layers[0].geometry).data_bytes));
+    std::memset(touched.data(), 1, touched.size());
+    for (const bool direct : {true, false}) {
+      (void)disk.Drop(false);
+      HP_ASSIGN(raw[direct], disk.ReadRate(direct, touched.span()));
+    }
+  }
+  BootRun cold[2];
+  for (const bool bypass : {true, false}) {
+    (void)disk.Drop(false);
+    HP_ASSIGN(cold[bypass],
+              RunBoot(options, false, bypass ? CacheMode::kBypass : CacheMode::kKeep));
+  }
+  // The last boot left everything in the page cache.
+  const double best = std::max(raw[0], raw[1]);
+  const auto dropped = static_cast<double>(disk.Drop(true));
+  HP_ASSIGN(const BootRun half, RunBoot(options, false, CacheMode::kBypass));
+  if (!counted) return {};
+  samples->raw_direct.push_back(raw[true]);
+  samples->raw_buffered.push_back(raw[false]);
+  for (const bool bypass : {true, false}) {
+    samples->cold[bypass].push_back(cold[bypass].land_rate);
+    samples->cold_all[bypass].push_back(cold[bypass].whole_rate);
+    samples->anonymous[bypass].push_back(static_cast<double>(cold[bypass].anonymous_bytes_extra));
+  }
+  const double bytes = half.bytes;
+  samples->half.push_back(half.land_rate);
+  samples->half_all.push_back(half.whole_rate);
+  samples->anonymous_half.push_back(static_cast<double>(half.anonymous_bytes_extra));
+  samples->half_limit.push_back(bytes / std::max(dropped / best, (bytes - dropped) / copy_rate));
+  return {};
+}
+
 Result<void> PrepareStore(const Options& options) {
   SynthStoreOptions synth;
   HP_ASSIGN(synth.geometry, ParseGeometry(options.smoke ? "4,512,256" : "ds4-flash"));
@@ -153,13 +276,29 @@ Result<void> PrepareStore(const Options& options) {
   return {};
 }
 
+void AddColdRows(const ColdSamples& cold, std::vector<Measurement>* rows) {
+  const auto largest = [](const std::vector<double>& values) {
+    return static_cast<uint64_t>(*std::max_element(values.begin(), values.end()));
+  };
+  const double best = std::max(Median(cold.raw_direct), Median(cold.raw_buffered));
+  for (const bool bypass : {true, false})
+    rows->push_back({bypass ? "cold, bypass" : "cold, keep", Median(cold.cold[bypass]),
+                     Median(cold.cold_all[bypass]), best, largest(cold.anonymous[bypass])});
+  rows->push_back({"half cached", Median(cold.half), Median(cold.half_all), Median(cold.half_limit),
+                   largest(cold.anonymous_half)});
+  rows->push_back({"raw, direct", Median(cold.raw_direct), Median(cold.raw_direct), best, 0});
+  rows->push_back({"raw, buffered", Median(cold.raw_buffered), Median(cold.raw_buffered), best, 0});
+}
+
 // Limit and boot take turns, so that drift of a noisy machine hits both.
 Result<std::vector<Measurement>> Measure(const Options& options, uint64_t* bytes) {
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.directory));
   HP_ASSIGN(const Generation generation, store.OpenGeneration());
   std::vector<double> read_rates, copy_rates, anonymous[2], land[2], whole[2];
+  ColdSamples cold;
   for (size_t repetition = 0; repetition <= options.repetitions; ++repetition) {
     const bool counted = repetition > 0;  // the first round warms page tables and clocks
+    double copy_rate = 0;
     {
       WorkerPool pool;
       Limits limits;
@@ -168,7 +307,7 @@ Result<std::vector<Measurement>> Measure(const Options& options, uint64_t* bytes
       HP_ASSIGN(HugeBuffer touched, HugeBuffer::Allocate(limits.bytes()));
       std::memset(touched.data(), 1, touched.size());
       const double read_rate = limits.ReadRate(pool);
-      const double copy_rate = limits.CopyRate(pool, touched.span());
+      copy_rate = limits.CopyRate(pool, touched.span());
       if (counted) read_rates.push_back(read_rate);
       if (counted) copy_rates.push_back(copy_rate);
     }
@@ -179,6 +318,10 @@ Result<std::vector<Measurement>> Measure(const Options& options, uint64_t* bytes
       whole[map].push_back(run.whole_rate);
       anonymous[map].push_back(static_cast<double>(run.anonymous_bytes_extra));
     }
+    HP_TRY(MeasureCold(options, generation, copy_rate, counted, &cold));
+    // Whole in the page cache again, for the next round.
+    WorkerPool pool;
+    HP_TRY(Warm(generation, {Tier::kBase}, pool, nullptr, nullptr));
   }
   std::vector<Measurement> rows;
   for (const bool map : {true, false})
@@ -186,21 +329,25 @@ Result<std::vector<Measurement>> Measure(const Options& options, uint64_t* bytes
         {map ? "boot --map" : "boot", Median(land[map]), Median(whole[map]),
          Median(map ? read_rates : copy_rates),
          static_cast<uint64_t>(*std::max_element(anonymous[map].begin(), anonymous[map].end()))});
+  AddColdRows(cold, &rows);
   return rows;
 }
 
 void Print(const std::vector<Measurement>& rows, const Options& options, uint64_t bytes) {
-  std::printf("%zu cores, %u layers, %s, page cache warm, every byte verified, medians of %zu\n",
-              UsableCpuCount(), options.layers, FormatBytes(bytes).c_str(), options.repetitions);
-  std::printf("%-12s %10s %10s %9s %14s %16s\n", "", "GB/s", "limit", "of limit", "all in, GB/s",
+  std::printf("%zu cores, %u layers, %s, every byte verified, medians of %zu\n", UsableCpuCount(),
+              options.layers, FormatBytes(bytes).c_str(), options.repetitions);
+  std::printf("%-13s %10s %10s %9s %14s %16s\n", "", "GB/s", "limit", "of limit", "all in, GB/s",
               "RssAnon beyond");
   for (const Measurement& row : rows)
-    std::printf("%-12s %10.2f %10.2f %8.0f%% %14.2f %16s\n", row.name, row.bytes_per_second / 1e9,
+    std::printf("%-13s %10.2f %10.2f %8.0f%% %14.2f %16s\n", row.name, row.bytes_per_second / 1e9,
                 row.limit / 1e9, 100 * row.bytes_per_second / row.limit,
                 row.bytes_per_second_all / 1e9, FormatBytes(row.anonymous_bytes_extra).c_str());
   std::printf(
       "limit of --map: the same cores summing the mapped bytes; of landing: memcpy into "
-      "touched huge pages\nall in: planning and allocating fresh memory included\n");
+      "touched huge pages; of cold: the best raw read;\nof half cached (every second 64 MiB on "
+      "disk "
+      "only): the larger of the cached part's copy time and the other's read time\nall in: "
+      "planning and allocating fresh memory included\n");
 }
 
 void WriteJson(const std::vector<Measurement>& rows, const Options& options, uint64_t bytes) {

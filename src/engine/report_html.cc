@@ -126,10 +126,21 @@ struct Kind {
   std::string_view css;
 };
 constexpr Kind kKinds[] = {
-    {"probe", "plan"},          {"plan", "plan"},     {"allocate", "allocate"},
-    {"read", "read"},           {"verify", "verify"}, {"publish", "publish"},
-    {"publish file", "plan"},   {"wait", "wait"},     {"quantize", "quantize"},
-    {"page cache", "read"},     {"mapped", "verify"}, {"disk", "quantize"},
+    {"probe", "plan"},
+    {"plan", "plan"},
+    {"allocate", "allocate"},
+    {"read", "read"},
+    {"verify", "verify"},
+    {"publish", "publish"},
+    {"publish file", "plan"},
+    {"wait", "wait"},
+    {"quantize", "quantize"},
+    {"page cache", "read"},
+    {"mapped", "verify"},
+    {"disk", "quantize"},
+    {"disk, buffered", "quantize"},
+    {"disk, direct", "quantize"},
+    {"both", "wait"},
     {"checkpoint", "allocate"},
 };
 std::string_view CssOf(std::string_view name) {
@@ -575,7 +586,7 @@ void Page::Sources() {
   for (const ReportLayer& layer : run_.layers) {
     // A half-cached file comes from both.
     const double cached = std::clamp(layer.bytes_cached, 0.0, std::max(layer.bytes, 0.0));
-    if (layer.source == "disk" && cached > 0) {
+    if (layer.source == "both" && cached > 0) {
       add("page cache", cached);
       add("disk", layer.bytes - cached);
     } else {

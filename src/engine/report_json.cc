@@ -132,6 +132,8 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
   json["source_by_layer"] = SourcesJson(report, plan);
   json["actions"] = ActionsJson(plan);
   json["peak_staging_bytes"] = build.peak_staging_bytes;
+  json["bytes_read_disk"] = report.bytes_read_disk;
+  json["read_path"] = report.read_path;
   json["peak_pinned_bytes"] = 0;
   json["generation"] = ToHex(generation);
   json["warnings"] = report.warnings;

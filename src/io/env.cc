@@ -8,6 +8,7 @@
 
 #include "base/format_text.h"
 #include "base/units.h"
+#include "io/reader.h"
 
 namespace hotplane {
 namespace {
@@ -59,6 +60,10 @@ Result<Temp> CreateTemp(Env& env, const std::string& path) {
 }
 
 }  // namespace
+
+Result<std::unique_ptr<AsyncReader>> Env::NewReader(const ReaderOptions& options) {
+  return NewPreadReader(options, "these files are not the kernel's");
+}
 
 Result<void> ReadFully(File& file, uint64_t offset, std::span<std::byte> destination) {
   size_t done = 0;

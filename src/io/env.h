@@ -68,9 +68,13 @@ class File {
   // Page-cache advice for a range (bytes 0: to the end); failures are ignored by design.
   virtual void WillNeed(uint64_t offset, uint64_t bytes) = 0;
   virtual void DropCache(uint64_t offset, uint64_t bytes) = 0;
+  // From now on reads bring into the page cache what they ask for and nothing after it.
+  virtual void NoReadAhead() {}
   // Bytes of the range that are in the page cache, without touching them (cachestat, else mincore);
   // kSystem where the system cannot tell.
   virtual Result<uint64_t> CachedBytes(uint64_t offset, uint64_t bytes) = 0;
+  // For the reader of the same Env; -1 where files are no descriptors.
+  virtual int descriptor() const { return -1; }
 
   const std::string& path() const { return path_; }
 
@@ -88,6 +92,13 @@ enum class LockWait : uint8_t { kInvalid = 0, kTry, kBlock };
 class FileLock {
  public:
   virtual ~FileLock() = default;
+};
+
+class AsyncReader;  // io/reader.h
+
+struct ReaderOptions {
+  // Requests in flight. 32 of 1 MiB keep a local disk of 8 GB/s busy for 4 ms without an answer.
+  size_t depth = 32;
 };
 
 class Env {
@@ -113,6 +124,8 @@ class Env {
   // error_number() where the file system refuses locks.
   virtual Result<std::unique_ptr<FileLock>> Lock(const std::string& path, LockKind kind,
                                                  LockWait wait) = 0;
+  // Reads of files of this Env, many at once. The one here uses threads and works over any Env.
+  virtual Result<std::unique_ptr<AsyncReader>> NewReader(const ReaderOptions& options);
 };
 
 // The process's real file system.

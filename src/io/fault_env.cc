@@ -1,11 +1,13 @@
 #include "io/fault_env.h"
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <utility>
 
 #include "base/check.h"
 #include "base/units.h"
+#include "io/reader.h"
 
 namespace hotplane {
 namespace {
@@ -285,6 +287,7 @@ class FaultEnv::FaultFile final : public File {
     state_->LogAdvice(MakeOperation(OperationKind::kWillNeed, path(), offset, bytes));
     base_->WillNeed(offset, bytes);
   }
+  void NoReadAhead() override { base_->NoReadAhead(); }
   void DropCache(uint64_t offset, uint64_t bytes) override {
     state_->LogAdvice(MakeOperation(OperationKind::kDropCache, path(), offset, bytes));
     base_->DropCache(offset, bytes);
@@ -307,10 +310,66 @@ class FaultEnv::FaultFile final : public File {
     return state_->End(verdict, call());
   }
 
+  friend class FaultReader;
   const std::shared_ptr<State> state_;
   const std::unique_ptr<File> base_;
   const bool direct_;
   const uint64_t restart_count_;
+};
+
+class FaultEnv::FaultReader final : public AsyncReader {
+ public:
+  explicit FaultReader(std::unique_ptr<AsyncReader> base) : base_(std::move(base)) {}
+
+  const char* name() const override { return base_->name(); }
+  std::string reason() const override { return base_->reason(); }
+  size_t depth() const override { return base_->depth(); }
+
+  void Start(const ReadRequest& request) override {
+    auto& file = static_cast<FaultFile&>(*request.file);
+    const Verdict verdict =
+        file.Begin(OperationKind::kRead, request.offset, request.destination.size());
+    if (verdict.error != 0 || verdict.end_of_file) {
+      ended_.push_back({request.tag, {0, verdict.error}});
+      return;
+    }
+    const uint64_t ticket = next_ticket_++;
+    running_.emplace(ticket, Running{&file, request, verdict});
+    base_->Start({file.base_.get(), request.offset,
+                  request.destination.first(
+                      std::min<uint64_t>(request.destination.size(), verdict.bytes_max)),
+                  ticket});
+  }
+
+  Result<void> Collect(std::chrono::milliseconds wait, std::vector<ReadEnd>* ended) override {
+    std::vector<ReadEnd> base_ended;
+    const bool some_ended = !ended_.empty();
+    HP_TRY(base_->Collect(some_ended ? std::chrono::milliseconds(0) : wait, &base_ended));
+    ended->insert(ended->end(), ended_.begin(), ended_.end());
+    ended_.clear();
+    for (const ReadEnd& end : base_ended) {
+      const auto found = running_.find(end.tag);
+      HP_CHECK(found != running_.end());
+      const auto& [file, request, verdict] = found->second;
+      file->state_->Flip(file->path(), request.offset, file->direct_,
+                         request.destination.first(end.count.bytes));
+      file->state_->End(verdict, end.count.error, end.count.bytes);
+      ended->push_back({request.tag, end.count});
+      running_.erase(found);
+    }
+    return {};
+  }
+
+ private:
+  struct Running {
+    FaultFile* file;
+    ReadRequest request;
+    Verdict verdict;
+  };
+  std::map<uint64_t, Running> running_;  // by ticket
+  uint64_t next_ticket_ = 0;
+  std::vector<ReadEnd> ended_;  // those that failed at their Start
+  const std::unique_ptr<AsyncReader> base_;
 };
 
 namespace {
@@ -431,6 +490,11 @@ Result<std::unique_ptr<FileLock>> FaultEnv::Lock(const std::string& path, LockKi
                                                  LockWait wait) {
   return Run<std::unique_ptr<FileLock>>(*state_, MakeOperation(OperationKind::kLock, path),
                                         [&] { return base_.Lock(path, kind, wait); });
+}
+
+Result<std::unique_ptr<AsyncReader>> FaultEnv::NewReader(const ReaderOptions& options) {
+  HP_ASSIGN(std::unique_ptr<AsyncReader> base, base_.NewReader(options));
+  return std::make_unique<FaultReader>(std::move(base));
 }
 
 }  // namespace hotplane

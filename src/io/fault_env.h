@@ -129,11 +129,14 @@ class FaultEnv final : public Env {
   Result<uint64_t> FreeBytes(const std::string& path) override;
   Result<std::unique_ptr<FileLock>> Lock(const std::string& path, LockKind kind,
                                          LockWait wait) override;
+  // The base's reader. A read is an operation (kRead) at its Start.
+  Result<std::unique_ptr<AsyncReader>> NewReader(const ReaderOptions& options) override;
 
  private:
   struct State;
   class FaultFile;
   class FaultMapping;
+  class FaultReader;
 
   Env& base_;
   const std::shared_ptr<State> state_;

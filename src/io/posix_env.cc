@@ -11,10 +11,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 
 #include "base/format_text.h"
 #include "base/units.h"
-#include "io/env.h"
+#include "io/reader.h"
 
 namespace hotplane {
 namespace {
@@ -243,6 +244,8 @@ class PosixFile final : public File {
                         POSIX_FADV_WILLNEED);
   }
 
+  void NoReadAhead() override { (void)posix_fadvise(fd(), 0, 0, POSIX_FADV_RANDOM); }
+
   void DropCache(uint64_t offset, uint64_t bytes) override {
     (void)posix_fadvise(fd(), static_cast<off_t>(offset), static_cast<off_t>(bytes),
                         POSIX_FADV_DONTNEED);
@@ -259,6 +262,8 @@ class PosixFile final : public File {
       return std::min(counts.cached * kPageBytes, range_bytes);
     return CountByMincore(fd(), path(), offset, offset + range_bytes);
   }
+
+  int descriptor() const override { return fd(); }
 
  private:
   int fd() const { return descriptor_->get(); }
@@ -403,6 +408,15 @@ class PosixEnvironment final : public Env {
       if (StillNames(path, descriptor->get()) || attempt == kAttemptsMax)
         return std::make_unique<PosixLock>(std::move(descriptor));
     }
+  }
+
+  Result<std::unique_ptr<AsyncReader>> NewReader(const ReaderOptions& options) override {
+    if (std::getenv("HOTPLANE_NO_IO_URING") != nullptr)
+      return NewPreadReader(options, "HOTPLANE_NO_IO_URING is set");
+    Result<std::unique_ptr<AsyncReader>> reader = NewUringReader(options);
+    if (reader) return reader;
+    const Status& refusal = reader.error();
+    return NewPreadReader(options, Text("{}: {}", refusal.what(), refusal.found()));
   }
 
  private:

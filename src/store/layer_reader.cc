@@ -66,6 +66,8 @@ Result<OpenedHeader> OpenLayerHeader(Env& env, const LayerExpectation& expected)
   const TraceSpan span("probe", expected.layer, kHeaderBytes);
   OpenedHeader opened;
   HP_ASSIGN(opened.file, env.Open(expected.path, OpenMode::kRead));
+  // Of a tier that stays on disk the header is read, and by no read-ahead any of its data.
+  opened.file->NoReadAhead();
   HP_ASSIGN(const FileStat stat, opened.file->Stat());
   std::vector<std::byte> page(std::min<uint64_t>(stat.bytes, kHeaderBytes));
   HP_TRY(ReadFully(*opened.file, 0, page));

@@ -10,7 +10,7 @@ _hotplane_options() {
     boot)
       echo "$general --checkpoint --no-build --generation --layers --experts --tiers --delta
         --delta-layers --no-delta-layers --base --memory --reserve --map --verify --dry-run
-        --zero-mode --workers --batch --staging-limit --stall-timeout --no-lock --trace"
+        --zero-mode --cache --workers --batch --staging-limit --stall-timeout --no-lock --trace"
       ;;
     warm) echo "$general --generation --tiers --workers" ;;
     inspect) echo "$general --generation" ;;
@@ -33,6 +33,7 @@ _hotplane_values() {
     --tiers) echo "base base,delta" ;;
     --delta) echo "quintal nibble" ;;
     --zero-mode) echo "auto sign alt" ;;
+    --cache) echo "keep bypass auto" ;;
     --verify) echo "all none" ;;
     --checkpoint) [[ ${COMP_WORDS[1]} == synth ]] && echo "mxfp4 bf16" ;;
     --base) echo "device host auto" ;;

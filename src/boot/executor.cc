@@ -1,0 +1,341 @@
+#include "boot/executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+#include "base/fault_guard.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "boot/executor_state.h"
+#include "format/checksum.h"
+
+namespace hotplane {
+namespace {
+
+// How far ahead of a worker the page cache is asked to fill for mapped extents: at 100 us a request
+// and 10 GB/s of disk, 16 units keep it busy.
+constexpr size_t kReadAheadUnits = 16;
+
+// A page or two may have been evicted of a unit that is in the page cache for all practical
+// purposes.
+bool IsCached(uint64_t cached_bytes, uint64_t bytes) { return cached_bytes >= bytes - bytes / 64; }
+
+class HostMemoryDevice final : public LandingDevice {
+ public:
+  std::byte* Stage(std::byte* destination, uint64_t) override { return destination; }
+  Result<void> Land(std::byte*, std::byte*, uint64_t) override { return {}; }
+  Result<void> Wait() override { return {}; }
+};
+
+// The body of a guarded call: copies or hashes the chunks of a unit and keeps what it found.
+struct UnitPass {
+  const std::byte* source;  // of the unit's first byte
+  std::byte* destination;   // null: hash only
+  std::span<const Chunk> chunks;
+  uint64_t* found;  // checksums by chunk; null: copy only
+
+  static void Run(void* context) {
+    const auto& pass = *static_cast<const UnitPass*>(context);
+    const uint64_t base = pass.chunks[0].offset;
+    for (size_t i = 0; i < pass.chunks.size(); ++i) {
+      const Chunk& chunk = pass.chunks[i];
+      const std::byte* const from = pass.source + (chunk.offset - base);
+      if (pass.destination == nullptr) {
+        if (pass.found != nullptr) pass.found[i] = Checksum64({from, chunk.bytes});
+        continue;
+      }
+      std::byte* const to = pass.destination + (chunk.offset - base);
+      if (pass.found != nullptr) {
+        pass.found[i] = CopyWithChecksum64(to, from, chunk.bytes);
+      } else {
+        std::memcpy(to, from, chunk.bytes);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+LandingDevice& HostMemory() {
+  static HostMemoryDevice device;
+  return device;
+}
+
+const char* ExtentSourceName(ExtentSource source) {
+  switch (source) {
+    case ExtentSource::kInvalid: return "unknown";
+    case ExtentSource::kMapped: return "mapped";
+    case ExtentSource::kPageCache: return "page cache";
+    case ExtentSource::kDiskBuffered: return "disk, buffered";
+    case ExtentSource::kDiskDirect: return "disk, direct";
+    case ExtentSource::kBoth: return "both";
+  }
+  return "unknown";
+}
+
+void Executor::State::Fail(size_t unit, Status status) {
+  {
+    const std::lock_guard lock(mutex);
+    if (!failure || unit < failed_unit) {
+      failed_unit = unit;
+      failure = std::move(status);
+    }
+  }
+  wake.notify_all();
+}
+
+bool Executor::State::Failed() {
+  const std::lock_guard lock(mutex);
+  return failure.has_value();
+}
+
+std::optional<size_t> Executor::State::TakeLandedLocked() {
+  if (failure || landed_units.empty()) return std::nullopt;
+  const size_t unit = landed_units.front();
+  landed_units.pop_front();
+  return unit;
+}
+
+std::optional<size_t> Executor::State::NextUnit() {
+  std::unique_lock lock(mutex);
+  while (true) {
+    if (failure || units_done == units.size()) return std::nullopt;
+    // What the disk has brought comes first: it is still in the caches, and may hold a slot of a
+    // ring.
+    if (const std::optional<size_t> unit = TakeLandedLocked()) return unit;
+    if (next_cache_unit < cache_units.size()) return cache_units[next_cache_unit++];
+    wake.wait(lock);
+  }
+}
+
+// Cut where the file offset is aligned, so that a unit can be read past the page cache.
+void Executor::State::ListUnits(size_t extent) {
+  const std::span<const Chunk> chunks = extents[extent].chunks;
+  for (size_t c = 0; c < chunks.size();) {
+    Unit unit;
+    unit.extent = extent;
+    unit.first_chunk = c;
+    unit.offset = chunks[c].offset;
+    size_t end = c;
+    uint64_t bytes = 0;
+    while (end < chunks.size()) {
+      if (unit.bytes > 0 && bytes + chunks[end].bytes > kUnitBytes) break;
+      bytes += chunks[end++].bytes;
+      const bool aligned_end = (unit.offset + bytes) % kPageBytes == 0;
+      if (!aligned_end && end < chunks.size()) continue;
+      unit.end_chunk = end;
+      unit.bytes = bytes;
+    }
+    c = unit.end_chunk;
+    units.push_back(unit);
+  }
+}
+
+void Executor::State::Locate(size_t extent_index) {
+  const Extent& extent = extents[extent_index];
+  const size_t first_unit = units.size();
+  ListUnits(extent_index);
+  units_left[extent_index] = units.size() - first_unit;
+  // Where the system cannot tell, the disk path serves cached pages as well.
+  const uint64_t cached = extent.file->CachedBytes(extent.offset, extent.bytes).value_or(0);
+  uint64_t disk_bytes = 0;
+  for (size_t u = first_unit; u < units.size(); ++u) {
+    Unit& unit = units[u];
+    if (cached == extent.bytes) {
+      unit.from_disk = false;
+    } else if (cached == 0) {
+      unit.from_disk = true;
+    } else {
+      unit.from_disk =
+          !IsCached(extent.file->CachedBytes(unit.offset, unit.bytes).value_or(0), unit.bytes);
+    }
+    if (unit.from_disk) disk_bytes += unit.bytes;
+    // Mapped extents are filled by the page cache itself.
+    const bool to_driver = unit.from_disk && extent.destination != nullptr;
+    (to_driver ? disk_units : cache_units).push_back(u);
+  }
+  sources[extent_index] = extent.destination == nullptr ? ExtentSource::kMapped
+                          : disk_bytes == 0             ? ExtentSource::kPageCache
+                          : disk_bytes < extent.bytes   ? ExtentSource::kBoth
+                          : options.bypass_cache        ? ExtentSource::kDiskDirect
+                                                        : ExtentSource::kDiskBuffered;
+}
+
+std::byte* Executor::State::Destination(const Unit& unit) const {
+  const Extent& extent = extents[unit.extent];
+  if (extent.destination == nullptr) return nullptr;
+  return extent.destination + (unit.offset - extent.offset);
+}
+
+Result<std::byte*> Executor::State::Stage(const Unit& unit) {
+  std::byte* const destination = Destination(unit);
+  while (true) {
+    std::byte* const staged = options.device->Stage(destination, unit.bytes);
+    if (staged != nullptr) return staged;
+    if (options.cancel != nullptr) HP_TRY(options.cancel->Check());
+    std::optional<size_t> landed;
+    {
+      const std::lock_guard lock(mutex);
+      if (failure) return hotplane::Fail(*failure);
+      landed = TakeLandedLocked();
+    }
+    // All slots may hold units from the disk that wait for a worker: for this one, then.
+    if (landed) {
+      RunUnit(*landed);
+    } else {
+      // Slots come back at the pace of copies of megabytes, some 100 us each.
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+}
+
+Result<void> Executor::State::LandFromCache(Unit& unit, std::span<uint64_t> found) {
+  const Extent& extent = extents[unit.extent];
+  UnitPass pass{nullptr, nullptr,
+                extent.chunks.subspan(unit.first_chunk, unit.end_chunk - unit.first_chunk),
+                found.empty() ? nullptr : found.data()};
+  if (extent.destination != nullptr) {
+    HP_ASSIGN(unit.staged, Stage(unit));
+  }
+  if (extent.mapping == nullptr) {
+    {
+      const TraceSpan span("read", extent.trace_layer, unit.bytes, "page cache");
+      HP_TRY(ReadFully(*extent.file, unit.offset, {unit.staged, unit.bytes}));
+    }
+    const TraceSpan span("verify", extent.trace_layer, unit.bytes);
+    pass.source = unit.staged;
+    if (pass.found != nullptr) UnitPass::Run(&pass);
+    return {};
+  }
+  const uint64_t offset = unit.offset - extent.offset;
+  {
+    const TraceSpan span("read", extent.trace_layer, unit.bytes, "page cache");
+    HP_TRY(extent.mapping->Populate(offset, unit.bytes));
+  }
+  const TraceSpan span("verify", extent.trace_layer, unit.bytes);
+  pass.source = extent.mapping->bytes().data() + offset;
+  pass.destination = unit.staged;
+  if (pass.destination == nullptr && pass.found == nullptr) return {};
+  if (!FaultGuardInstalled()) {
+    UnitPass::Run(&pass);
+    return {};
+  }
+  if (CallGuarded({pass.source, unit.bytes}, &UnitPass::Run, &pass)) return {};
+  return hotplane::Fail(
+      Status::System("the file was cut short, or its disk failed, while it was read")
+          .File(extent.file->path())
+          .At(unit.offset)
+          .Expected(Text("{} readable bytes", unit.bytes))
+          .Found("a bus error")
+          .Advice("`hotplane verify` tells what is left of the file"));
+}
+
+Result<void> Executor::State::Verify(Unit& unit, std::span<const uint64_t> found) {
+  const Extent& extent = extents[unit.extent];
+  for (size_t i = 0; i < found.size(); ++i) {
+    const size_t c = unit.first_chunk + i;
+    if (found[i] == extent.checksums[c]) continue;
+    const Chunk& chunk = extent.chunks[c];
+    const std::span<std::byte> staged =
+        unit.staged == nullptr
+            ? std::span<std::byte>()
+            : std::span<std::byte>(unit.staged + (chunk.offset - unit.offset), chunk.bytes);
+    HP_TRY(callbacks.repair(unit.extent, c, found[i], staged));
+  }
+  if (!found.empty()) bytes_verified += unit.bytes;
+  return {};
+}
+
+Result<void> Executor::State::WorkOn(size_t unit_index) {
+  Unit& unit = units[unit_index];
+  const Extent& extent = extents[unit.extent];
+  if (options.cancel != nullptr) HP_TRY(options.cancel->Check());
+  std::vector<uint64_t> found(options.verify ? unit.end_chunk - unit.first_chunk : 0);
+  if (unit.from_disk && extent.destination != nullptr) {
+    UnitPass pass{unit.staged, nullptr,
+                  extent.chunks.subspan(unit.first_chunk, unit.end_chunk - unit.first_chunk),
+                  found.empty() ? nullptr : found.data()};
+    const TraceSpan span("verify", extent.trace_layer, unit.bytes);
+    if (!found.empty()) UnitPass::Run(&pass);
+  } else {
+    if (unit.from_disk && unit_index + kReadAheadUnits < units.size()) {
+      const Unit& ahead = units[unit_index + kReadAheadUnits];
+      if (ahead.from_disk) extents[ahead.extent].file->WillNeed(ahead.offset, ahead.bytes);
+    }
+    HP_TRY(LandFromCache(unit, found));
+  }
+  HP_TRY(Verify(unit, found));
+  if (unit.staged != nullptr)
+    HP_TRY(options.device->Land(unit.staged, Destination(unit), unit.bytes));
+  (unit.from_disk ? bytes_from_disk : bytes_from_cache) += unit.bytes;
+  if (options.progress != nullptr) options.progress->Add(unit.bytes);
+  if (units_left[unit.extent].fetch_sub(1) == 1) {
+    HP_TRY(options.device->Wait());
+    callbacks.done(unit.extent);
+  }
+  return {};
+}
+
+void Executor::State::RunUnit(size_t unit_index) {
+  Result<void> result = WorkOn(unit_index);
+  if (!result) {
+    Fail(unit_index, std::move(result).error());
+    return;
+  }
+  const std::lock_guard lock(mutex);
+  if (++units_done == units.size()) wake.notify_all();
+}
+
+Executor::Executor(const ExecutorOptions& options, std::vector<Extent> extents, Callbacks callbacks)
+    : state_(std::make_unique<State>()) {
+  HP_CHECK(options.env != nullptr && options.pool != nullptr);
+  state_->options = options;
+  if (options.device == nullptr) state_->options.device = &HostMemory();
+  state_->extents = std::move(extents);
+  state_->callbacks = std::move(callbacks);
+  state_->sources.resize(state_->extents.size());
+  state_->units_left = std::make_unique<std::atomic<uint64_t>[]>(state_->extents.size());
+}
+
+Executor::~Executor() = default;
+
+Result<void> Executor::Locate() {
+  HP_CHECK(state_->units.empty());
+  for (size_t i = 0; i < state_->extents.size(); ++i) {
+    if (state_->options.cancel != nullptr) HP_TRY(state_->options.cancel->Check());
+    state_->Locate(i);
+  }
+  return {};
+}
+
+ExtentSource Executor::source(size_t extent) const { return state_->sources[extent]; }
+const std::string& Executor::disk_path() const { return state_->disk_path; }
+bool Executor::needs_disk() const { return !state_->disk_units.empty(); }
+
+ExecutorCounts Executor::counts() const {
+  return {state_->bytes_from_cache, state_->bytes_from_disk, state_->bytes_verified};
+}
+
+Result<void> Executor::Run() {
+  State& state = *state_;
+  DiskDriver driver(state);
+  std::thread disk;
+  if (!state.disk_units.empty()) {
+    HP_TRY(driver.Prepare());
+    disk = std::thread([&driver] { driver.Run(); });
+  }
+  // One long turn per worker: what there is to do comes from two places.
+  const Result<void> worked =
+      state.options.pool->ParallelFor(state.options.pool->worker_count(), [&](size_t, size_t) {
+        while (const std::optional<size_t> unit = state.NextUnit()) state.RunUnit(*unit);
+        return Result<void>();
+      });
+  if (disk.joinable()) disk.join();
+  HP_TRY(worked);
+  if (state.failure) return Fail(*state.failure);
+  return {};
+}
+
+}  // namespace hotplane

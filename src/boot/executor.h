@@ -1,0 +1,126 @@
+// The executor: extents of files to where they belong, every chunk verified, from the page cache
+// and from the disk at once.
+//
+// It knows nothing of layers. Whoever owns the destination's memory says through a LandingDevice
+// where the host may put bytes together: on the CPU that is the destination itself; for a device
+// with its own memory it is a slot of a pinned ring.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/progress.h"
+#include "base/status.h"
+#include "base/trace.h"
+#include "base/worker_pool.h"
+#include "format/layer_file.h"
+#include "io/env.h"
+
+namespace hotplane {
+
+// What cold reads leave behind.
+enum class CacheMode : uint8_t {
+  kAuto = 0,  // keep, when the files fit in memory beside everything else; else bypass
+  kKeep,      // they go through the page cache, so that the next boot is warm
+  kBypass,    // O_DIRECT; what is in the page cache already is still taken from there
+};
+
+// Where landed bytes go. Called from several threads at once.
+class LandingDevice {
+ public:
+  virtual ~LandingDevice() = default;
+  // Host memory to put `bytes` for `destination` together in, aligned to 64 bytes, to 4 KiB where
+  // the destination is; null while none is free (the executor asks again). Every staged piece is
+  // landed, except after a failure.
+  virtual std::byte* Stage(std::byte* destination, uint64_t bytes) = 0;
+  // The staged bytes are verified: brings them to the destination. May return before they are
+  // there.
+  virtual Result<void> Land(std::byte* staged, std::byte* destination, uint64_t bytes) = 0;
+  // Returns when everything landed before this call is at its destination.
+  virtual Result<void> Wait() = 0;
+};
+
+// Destinations are ordinary memory: nothing is staged.
+LandingDevice& HostMemory();
+
+// One file range, in whole chunks. All that it points to outlives the executor.
+struct Extent {
+  File* file = nullptr;              // opened with kRead
+  std::byte* destination = nullptr;  // null: the bytes stay in `mapping`, and are only verified
+  uint64_t offset = 0;               // in the file
+  uint64_t bytes = 0;
+  Mapping* mapping = nullptr;                // of exactly this range; null: pread instead
+  std::span<const Chunk> chunks;             // tile the range, in order
+  std::span<const uint64_t> checksums = {};  // by chunk
+  uint32_t trace_layer = kNoLayer;           // how traces call it
+};
+
+// Where an extent's bytes were when it began.
+enum class ExtentSource : uint8_t {
+  kInvalid = 0,
+  kMapped,
+  kPageCache,
+  kDiskBuffered,
+  kDiskDirect,
+  kBoth,  // page cache and disk
+};
+const char* ExtentSourceName(ExtentSource source);  // "page cache", "disk, direct"
+
+struct ExecutorOptions {
+  Env* env = nullptr;               // REQUIRED: of the files
+  WorkerPool* pool = nullptr;       // REQUIRED
+  LandingDevice* device = nullptr;  // null: HostMemory()
+  const CancelToken* cancel = nullptr;
+  Progress* progress = nullptr;
+  bool verify = true;
+  bool bypass_cache = false;  // of reads from the disk
+};
+
+// Byte counts of a run, each byte once; valid during and after it.
+struct ExecutorCounts {
+  uint64_t bytes_from_cache = 0;
+  uint64_t bytes_from_disk = 0;
+  uint64_t bytes_verified = 0;
+};
+
+class Executor {
+ public:
+  struct State;  // of the executor's own files
+
+  struct Callbacks {
+    // All of an extent is at its destination and verified. Called once per extent, in any order,
+    // from a worker; several may run at once.
+    std::function<void(size_t extent)> done;
+    // A chunk has checksum `found`. Puts right what is in `staged` (empty for mapped extents), or
+    // returns the Status that ends the run.
+    std::function<Result<void>(size_t extent, size_t chunk, uint64_t found,
+                               std::span<std::byte> staged)>
+        repair;
+  };
+
+  Executor(const ExecutorOptions& options, std::vector<Extent> extents, Callbacks callbacks);
+  ~Executor();
+
+  // Looks where every extent's bytes are (page cache or disk), per 4 MiB. Then `source` tells.
+  Result<void> Locate();
+  ExtentSource source(size_t extent) const;
+  // "io_uring, O_DIRECT, 32 requests of 1 MiB"; empty when nothing comes from the disk. Valid
+  // after Run.
+  const std::string& disk_path() const;
+  bool needs_disk() const;
+
+  // Once, after Locate. On failure nothing is in flight any more when it returns.
+  Result<void> Run();
+  ExecutorCounts counts() const;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace hotplane
