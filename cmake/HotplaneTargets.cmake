@@ -19,7 +19,10 @@ if(HOTPLANE_SANITIZE)
     -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(hp_options INTERFACE -fsanitize=${HOTPLANE_SANITIZE})
 endif()
-target_link_libraries(hp_options INTERFACE Threads::Threads fmt::fmt-header-only
+# The headers of fmt only: src/base/format_text.cc compiles what is behind them, once.
+target_include_directories(hp_options SYSTEM INTERFACE
+  $<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>)
+target_link_libraries(hp_options INTERFACE Threads::Threads
   nlohmann_json::nlohmann_json tl::expected)
 
 # hp_library(<folder> SOURCES <files> DEPS <folders>)

@@ -22,7 +22,7 @@ void LogLine(LogLevel level, std::string_view line);
 
 template <typename... Args>
 void Log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
-  LogLine(level, fmt::vformat(format, fmt::make_format_args(args...)));
+  LogLine(level, VFormatText(format, fmt::make_format_args(args...)));
 }
 
 }  // namespace hotplane
