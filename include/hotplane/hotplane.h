@@ -13,6 +13,10 @@
  * prints, never aborts on bad input and never throws across this boundary. NULL where a pointer is
  * needed is HOTPLANE_USAGE.
  *
+ * Signals: opening a store installs a SIGBUS handler, so that a store file cut short while it is
+ * read is an error and not the end of the process. It passes every signal that is not its own to
+ * the handler that was there before.
+ *
  * Structs start with their own size in bytes, so that they may grow: fill them with their _init
  * function before every use. The library writes no byte beyond the size it is given, and refuses
  * one that cannot be.

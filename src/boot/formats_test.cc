@@ -176,8 +176,10 @@ std::vector<T> Fuse(const Layer& layer, bool down, bool interleaved,
   return all;
 }
 
-// Bias of fused row r of expert e: tells where it came from.
-float Bias(size_t expert, size_t row) { return static_cast<float>(expert * 512 + row) / 4; }
+// Bias of fused row r of expert e: tells where it came from, exactly in BF16.
+float Bias(size_t expert, size_t row) {
+  return std::bit_cast<float>(static_cast<uint32_t>(0x3c00 + expert * 512 + row) << 16);
+}
 
 void AddGptOss(Model& model, const Layer& layer) {
   const std::string base = "model.layers.0.mlp.experts.";

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/fault_guard.h"
 #include "base/log.h"
 #include "capi/capi_state.h"
 
@@ -77,6 +78,7 @@ Result<std::shared_ptr<EngineState>> Open(const char* store, const hotplane_boot
   engine.records.delta_cache_bytes = options.delta_cache_bytes;
   engine.records.fp4_cache_bytes = options.full_cache_bytes;
   engine.records.base_cache_bytes = options.base_cache_bytes;
+  InstallFaultGuard();
   HP_ASSIGN(state->engine, Engine::Open(PosixEnv(), engine));
   state->generation_text = ToHex(state->engine->generation().id());
   return state;

@@ -332,7 +332,9 @@ std::vector<BadModel> BadModels() {
        },
        "are in two formats", "model.layers.1.mlp.experts.", "model.layers.1.mlp.experts."},
       {"Gptq", bf16,
-       [=](Model& m) { m.Add(hf + "0.gate_proj.qweight", Dtype::kI32, {16, 64}); },
+       [=](Model& m) {
+         m.Add(hf + "0.gate_proj.qweight", Dtype::kI32, {16, 64});
+       },
        "look like GPTQ or AWQ, which this version does not read", "", "qweight I32 [16, 64]"},
       {"Fp8PerRow", bf16,
        [=](Model& m) {

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <cmath>
 
 #include "base/format_text.h"
 #include "base/units.h"
@@ -193,7 +194,6 @@ void Parser::AddBoot() {
       ->capture_default_str();
   app->add_flag("--dry-run", options_.dry_run, "Print the plan; read no data, change nothing");
   AddBuilding(app);
-  AddTrace(app);
 }
 
 void Parser::AddWarm() {
@@ -369,6 +369,8 @@ Result<void> Parser::FinishBoot() {
 }
 
 Result<void> Parser::Finish() {
+  if (!std::isfinite(options_.stall_seconds))
+    return Fail(Status::Usage("--stall-timeout is not a number of seconds"));
   HP_TRY(FinishTiers());
   if (!raw_.zero_mode.empty()) {
     options_.zero_mode_given = ParseZeroMode(raw_.zero_mode);
@@ -401,6 +403,19 @@ Result<void> Parser::Finish() {
   return {};
 }
 
+// An unset shell variable makes an empty value, and a repeated option a choice: neither is guessed
+// at.
+std::optional<Status> RefuseEmptyAndRepeated(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() > 1)
+      return Status::Usage(Text("{} is given {} times", option->get_name(), option->count()))
+          .Expected("once");
+    for (const std::string& value : option->results())
+      if (value.empty()) return Status::Usage(Text("{} is empty", option->get_name()));
+  }
+  return std::nullopt;
+}
+
 ParseOutcome Parser::Parse(int argc, char** argv) {
   ParseOutcome outcome;
   HonourReferenceVariables(&outcome.notes);
@@ -420,8 +435,12 @@ ParseOutcome Parser::Parse(int argc, char** argv) {
                         .Advice(Text("`hotplane {}--help` lists what there is", command));
     return outcome;
   }
-  for (const auto& [command, app] : commands_)
-    if (app->parsed()) options_.command = command;
+  for (const auto& [command, app] : commands_) {
+    if (!app->parsed()) continue;
+    options_.command = command;
+    outcome.error = RefuseEmptyAndRepeated(*app);
+    if (outcome.error) return outcome;
+  }
   if (const Result<void> finished = Finish(); !finished) {
     outcome.error = finished.error();
     return outcome;

@@ -327,6 +327,8 @@ void Engine::AddReport(const BootSession& session, double start_seconds, size_t 
   HP_CHECK(layers_.size() == published_before + published_count);
   const uint64_t read_bytes = std::min(part.bytes_read, published_bytes);
   report_.bytes_read += read_bytes;
+  report_.bytes_read_disk += part.bytes_read_disk;
+  if (!part.read_path.empty()) report_.read_path = part.read_path;
   report_.bytes_reread += part.bytes_reread + (part.bytes_read - read_bytes);
   report_.bytes_verified += std::min(part.bytes_verified, read_bytes);
   report_.bytes_metadata += part.bytes_metadata;

@@ -120,7 +120,7 @@ RC_GTEST_PROP(LayerFileProperty, ChunksTileAndHeadersRoundTrip, ()) {
   layout.shard_world = *rc::gen::inRange<uint32_t>(1, 9);
   layout.shard_rank = *rc::gen::inRange<uint32_t>(0, layout.shard_world);
   if (*rc::gen::arbitrary<bool>()) {
-    layout = WithOptionalSection(layout, "bias13", *rc::gen::inRange<uint64_t>(1, 600'000));
+    layout = WithOptionalSection(layout, "extra", *rc::gen::inRange<uint64_t>(1, 600'000));
   }
   ExpectTiled(layout);
   const std::vector<std::byte> table(layout.table_bytes);
@@ -277,28 +277,28 @@ TEST(LayerFile, AHugeHeaderCostsNothing) {
 TEST(LayerFile, UnknownOptionalSectionsAreSkippedAndCovered) {
   for (const Encoding encoding : kEncodings) {
     const LayerLayout layout =
-        WithOptionalSection(SampleLayout(encoding, {3, 64, 128}), "bias13", 300'001);
+        WithOptionalSection(SampleLayout(encoding, {3, 64, 128}), "extra", 300'001);
     std::vector<std::byte> file = SampleFile(layout);
     const auto decoded = DecodeAll(file);
     ASSERT_TRUE(decoded.has_value()) << decoded.error().ToString();
     ExpectTiled(*decoded);
-    EXPECT_FALSE(decoded->Find("bias13")->required);
-    file[decoded->Find("bias13")->offset + 900'002] ^= std::byte{1};
+    EXPECT_FALSE(decoded->Find("extra")->required);
+    file[decoded->Find("extra")->offset + 900'002] ^= std::byte{1};
     EXPECT_FALSE(DecodeAll(file).has_value());
   }
 }
 
 TEST(LayerFile, UnknownRequiredSectionsAreRefused) {
-  LayerLayout layout = WithOptionalSection(SampleLayout(Encoding::kBase, kSmall), "bias13", 512);
+  LayerLayout layout = WithOptionalSection(SampleLayout(Encoding::kBase, kSmall), "extra", 512);
   layout.sections.back().required = true;
   const auto decoded = DecodeAll(SampleFile(layout));
   ASSERT_FALSE(decoded.has_value());
-  EXPECT_NE(decoded.error().what().find("\"bias13\": it is required"), std::string::npos);
+  EXPECT_NE(decoded.error().what().find("\"extra\": it is required"), std::string::npos);
 }
 
 TEST(LayerFile, SectionNamesMustBeNamesAndDiffer) {
   const LayerLayout layout =
-      WithOptionalSection(SampleLayout(Encoding::kBase, kSmall), "bias13", 512);
+      WithOptionalSection(SampleLayout(Encoding::kBase, kSmall), "extra", 512);
   const size_t role = SectionField(4, 0);
   EXPECT_EQ(HeaderDamage(layout).Set(role, '\0').Refusal().offset(), role);
   EXPECT_EQ(HeaderDamage(layout).Set(role, 'B').Refusal().offset(), role);

@@ -139,7 +139,7 @@ TEST(Manifest, EveryFlippedBitAndEveryLengthIsRefused) {
 
 TEST(Manifest, BehindARightSealEveryFieldIsChecked) {
   ExpectRefusal("\"scheme\"", "\"schema\"", "unknown field \"schema\"");
-  ExpectRefusal("\"mtp\":true", "\"mtp\":true,\"biases\":1", "unknown field \"biases\"");
+  ExpectRefusal("\"mtp\":true", "\"mtp\":true,\"quirks\":1", "unknown field \"quirks\"");
   ExpectRefusal("\"scheme\": \"deepseek-mxfp4\",\n", "", "no field \"scheme\"");
   ExpectRefusal("\"deepseek-mxfp4\"", "7", "\"scheme\" is not a string");
   ExpectRefusal("\"top_k\": 6", "\"top_k\": 6,\n  \"top_k\": 6", "canonical");

@@ -336,13 +336,17 @@ class BadUsage(unittest.TestCase):
             ["synth", "/s", "--geometry", "ds5", "--layers", "1"],
             ["synth", "/s", "--geometry", "4,100,64", "--layers", "1"],
             ["export", "/s", "--layer", "0", "--part", "planes13"],
+            ["boot", "/s", "--layers", ""], ["build", "/m", "--store", ""], ["boot", ""],
+            ["boot", "/s", "-q", "-q"], ["boot", "/s", "--json", "--json"],
+            ["boot", "/s", "--stall-timeout", "nan"], ["gc", "/s", "--generation", ""],
             ["boot", "/s", "extra"], ["doctor", "--isa", "sse9"],
         ]
         for arguments in cases:
             done = command.run(*arguments)
             self.assertEqual(done.returncode, 2, (arguments, done.stderr))
             self.assertNotEqual(done.stderr, "", arguments)
-            self.assertEqual(done.stdout, "", arguments)
+            if "--json" not in arguments:
+                self.assertEqual(done.stdout, "", arguments)
 
     def test_help_and_version(self):
         self.assertIn("hotplane", command.must("--version").stdout)
