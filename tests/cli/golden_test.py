@@ -1,7 +1,7 @@
 """The digests of every part of every layer, for every instruction set, and the identity of a model.
 
 The bundled model's digests are in tests/data/golden.json. HOTPLANE_SHARED names a folder with more
-models (models/tinymoe-bf16) whose digests are in the same file.
+models (models/tinymoe-bf16, -nvfp4) whose digests are in the same file.
 """
 
 import hashlib
@@ -53,12 +53,18 @@ class Golden(unittest.TestCase):
             self.check(BUNDLED, "mxfp4", isa, "quintal")
         self.check(BUNDLED, "mxfp4", isas()[0], "nibble")
 
-    def test_bf16(self):
-        model = os.path.join(SHARED, "models", "tinymoe-bf16")
+    def check_shared(self, name):
+        model = os.path.join(SHARED, "models", "tinymoe-" + name)
         if not os.path.isdir(model):
             self.skipTest(f"no {model}; HOTPLANE_SHARED names the folder of the larger test data")
         for isa in isas():
-            self.check(model, "bf16", isa, "quintal")
+            self.check(model, name, isa, "quintal")
+
+    def test_bf16(self):
+        self.check_shared("bf16")
+
+    def test_nvfp4(self):
+        self.check_shared("nvfp4")
 
     def test_one_expert_is_a_slice_of_all(self):
         store = os.path.join(self.root, "store")
