@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <tl/expected.hpp>
+#include <type_traits>
 #include <utility>
 #include <vector>
 

@@ -221,13 +221,14 @@ hotplane_code hotplane_open(const char* store, const hotplane_boot_options* opti
 hotplane_code hotplane_start(hotplane_engine* engine) {
   return Guarded([&]() -> Result<void> {
     HP_TRY(Need(engine != nullptr, "an engine is needed"));
-    EngineState& state = *engine->state;
-    std::lock_guard lock(state.mutex);
-    if (state.phase != EngineState::Phase::kIdle)
+    // Held: a callback may close the engine before this call returns.
+    const std::shared_ptr<EngineState> state = engine->state;
+    std::lock_guard lock(state->mutex);
+    if (state->phase != EngineState::Phase::kIdle)
       return Fail(Status::Usage("this engine was booted already")
                       .Advice("open another engine to boot again"));
-    engine->boot = std::thread([shared = engine->state] { shared->RunBoot(); });
-    state.phase = EngineState::Phase::kBooting;
+    engine->boot = std::thread([state] { state->RunBoot(); });
+    state->phase = EngineState::Phase::kBooting;
     return {};
   });
 }
