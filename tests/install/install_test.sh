@@ -46,7 +46,7 @@ done
 "$prefix/bin/hotplane" build "$source/models/tinymoe-mxfp4" --store "$work/store" -q
 
 echo "== C++ by find_package"
-"$cmake" -S "$source/tests/install/cmake_project" -B "$work/cmake" \
+"$cmake" -G Ninja -S "$source/tests/install/cmake_project" -B "$work/cmake" \
   -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$cxx" >/dev/null
 "$cmake" --build "$work/cmake" >/dev/null
 "$work/cmake/with_shared" "$work/store" >"$work/shared.out"
