@@ -38,11 +38,12 @@ def main():
     parser.add_argument("--warm-layers", type=int, default=0,
                         help="of the warm boot benchmark; 0: as many as memory allows, 4 at most")
     parser.add_argument("--folder", default=BUILD, help="for stores and checkpoints; on a disk")
+    parser.add_argument("--only", help="some of quantize,boot,warm_boot,build")
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     smoke = ["--smoke"] if arguments.smoke else []
     result = {"machine": machine(), "commit": commit(), "date": str(date.today()),
-              "command": "scripts/bench", "commands": {}, "figures": {}}
+              "command": " ".join(["scripts/bench", *sys.argv[1:]]), "commands": {}, "figures": {}}
     with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.folder) as folder:
         warm_layers = ["--layers", str(arguments.warm_layers)] if arguments.warm_layers else []
         steps = {
@@ -56,6 +57,8 @@ def main():
                       str(arguments.layers), *smoke],
         }
         for name, command in steps.items():
+            if arguments.only and name not in arguments.only.split(","):
+                continue
             figures = os.path.join(folder, name + ".json")
             print(f"== {name}", flush=True)
             subprocess.run([*command, "--json", figures], check=True)
