@@ -127,17 +127,16 @@ class Together(Fixture):
         self.synth(48)
         command.must("build", self.model, "--store", self.store, "-q")
         before = command.files_below(self.store)
-        boot = command.start("boot", self.store)
-        # Stopped wherever it happens to be; if it was done already there is nothing to see, so try
-        # again.
+        # Stopped the moment it holds the store; one that was done before we looked is no use.
         for _ in range(50):
-            time.sleep(0.002)
+            boot = command.start("boot", self.store)
+            while boot.poll() is None and not self.holds_the_store(boot.pid):
+                pass
             boot.send_signal(signal.SIGSTOP)
             if boot.poll() is None and self.holds_the_store(boot.pid):
                 break
             boot.send_signal(signal.SIGCONT)
             boot.wait()
-            boot = command.start("boot", self.store)
         else:
             self.fail("no boot was caught while it held the store")
         generation = os.listdir(self.store)[0]
