@@ -39,7 +39,10 @@ void CheckModel(const Checkpoint& checkpoint) {
     for (const ExpertTensors& expert : layer.experts) {
       for (size_t p = 0; p < kProjectionCount; ++p) {
         HP_CHECK(expert.weight[p] != nullptr);
-        HP_CHECK((expert.scale[p] != nullptr) == (layer.format == SourceFormat::kMxfp4));
+        const bool scaled = layer.format == SourceFormat::kMxfp4 ||
+                            layer.format == SourceFormat::kNvfp4 ||
+                            layer.format == SourceFormat::kFp8;
+        HP_CHECK((expert.scale[p] != nullptr) == scaled);
       }
     }
   }
