@@ -105,7 +105,12 @@ TEST_F(BootTest, EveryFlippedBitOfABaseFileIsFoundAndNamed) {
   // every bit of header and table.
   const std::string& file = base_files_[1];
   const uint64_t bytes = env_.Files().at(file).size();
-  for (uint64_t offset = 0; offset < bytes; ++offset) {
+#if defined(__SANITIZE_THREAD__)
+  constexpr uint64_t kStep = 61;  // every boot starts threads; the plain and ASan builds do all
+#else
+  constexpr uint64_t kStep = 1;
+#endif
+  for (uint64_t offset = 0; offset < bytes; offset += kStep) {
     const std::byte bit{static_cast<uint8_t>(1u << (offset % 8))};
     env_.CorruptByte(file, offset, bit);
     for (const bool map : {false, true}) {
