@@ -7,6 +7,13 @@
 namespace hotplane {
 namespace {
 
+// Every operation; under ThreadSanitizer, where one worker has nothing to race with, some of them.
+#if defined(__SANITIZE_THREAD__)
+constexpr uint64_t kStep = 13;
+#else
+constexpr uint64_t kStep = 1;
+#endif
+
 struct Reference {
   StoreContent store_files;
   std::vector<std::vector<std::byte>> layers;
@@ -66,7 +73,7 @@ TEST_P(BuildCrash, AtEveryOperationLeavesAStoreThatCanBeFinished) {
   const Reference reference = MakeReference();
   ASSERT_GT(reference.operations, 50u);
   size_t booted_most = 0;
-  for (uint64_t n = 1; n <= reference.operations; ++n) {
+  for (uint64_t n = 1; n <= reference.operations; n += kStep) {
     SCOPED_TRACE(Text("crash at operation {} of {}", n, reference.operations));
     MemEnv env;
     WriteModel(env);
@@ -79,7 +86,7 @@ TEST_P(BuildCrash, AtEveryOperationLeavesAStoreThatCanBeFinished) {
     FinishAndCompare(env, reference);
     if (HasFailure()) return;
   }
-  EXPECT_EQ(booted_most, reference.layers.size());
+  if (kStep == 1) EXPECT_EQ(booted_most, reference.layers.size());
 }
 
 // With several workers the order of operations changes from run to run; every order must survive.
@@ -104,7 +111,7 @@ TEST_P(BuildCrash, OfSeveralWorkers) {
 TEST(BuildFault, AnErrorAtEveryOperationLeavesNoTemporary) {
   const Reference reference = MakeReference();
   for (const int error : {EIO, ENOSPC, EINTR}) {
-    for (uint64_t n = 1; n <= reference.operations; ++n) {
+    for (uint64_t n = 1; n <= reference.operations; n += kStep) {
       SCOPED_TRACE(Text("errno {} at operation {} of {}", error, n, reference.operations));
       MemEnv env;
       WriteModel(env);
