@@ -86,7 +86,9 @@ TEST_P(BuildCrash, AtEveryOperationLeavesAStoreThatCanBeFinished) {
     FinishAndCompare(env, reference);
     if (HasFailure()) return;
   }
-  if (kStep == 1) EXPECT_EQ(booted_most, reference.layers.size());
+  if (kStep == 1) {
+    EXPECT_EQ(booted_most, reference.layers.size());
+  }
 }
 
 // With several workers the order of operations changes from run to run; every order must survive.
