@@ -10,7 +10,9 @@
 
 namespace hotplane {
 namespace {
+
 constexpr size_t kHugePageBytes = 2 * kMiB;
+
 }  // namespace
 
 HugeBuffer::~HugeBuffer() {
@@ -43,10 +45,24 @@ Result<HugeBuffer> HugeBuffer::Allocate(size_t bytes) {
   return buffer;
 }
 
-void TouchPages(std::span<std::byte> range) {
+namespace {
+
+bool PopulateWrite(std::byte* page, size_t bytes) {
   // Linux 5.14; the C library's headers may be older than the kernel.
   constexpr int kMadvPopulateWrite = 23;
-  if (range.empty() || madvise(range.data(), range.size(), kMadvPopulateWrite) == 0) return;
+  return madvise(page, bytes, kMadvPopulateWrite) == 0;
+}
+
+}  // namespace
+
+void PopulatePages(std::span<std::byte> range) {
+  if (range.empty()) return;
+  const size_t lead = reinterpret_cast<uintptr_t>(range.data()) % kPageBytes;
+  (void)PopulateWrite(range.data() - lead, lead + range.size());
+}
+
+void TouchPages(std::span<std::byte> range) {
+  if (range.empty() || PopulateWrite(range.data(), range.size())) return;
   for (size_t byte = 0; byte < range.size(); byte += kPageBytes) {
     volatile std::byte* const page = range.data() + byte;
     *page = std::byte{0};

@@ -31,6 +31,10 @@ class HugeBuffer {
   size_t mapping_bytes_ = 0;
 };
 
+// Gives every page that the range touches memory before somebody waits for it, without changing
+// what is in it: safe beside those who read or write there. Advice only (MADV_POPULATE_WRITE).
+void PopulatePages(std::span<std::byte> range);
+
 // Gives every page of the range memory, in whole calls where the kernel can (MADV_POPULATE_WRITE).
 // Overwrites one byte per page where it cannot. REQUIRES page-aligned begin.
 void TouchPages(std::span<std::byte> range);

@@ -76,6 +76,7 @@ struct BootSession::State {
   std::vector<std::unique_ptr<Layer>> layers;
   std::vector<ChunkRun> runs;  // in file order, layer by layer
   HugeBuffer arena;
+  bool bypass_cache = false;
   const LayerReady* on_layer_ready = nullptr;
 
   mutable std::mutex mutex;  // guards what follows, and Layer::runs_left
@@ -90,7 +91,7 @@ struct BootSession::State {
   Result<void> MapLayers();
   Result<void> AllocateArena();
   Result<void> TouchArena();
-  bool ChooseBypass();
+  bool ChooseBypass() const;
   void ListRuns();
   std::vector<Extent> ListExtents() const;
   Result<void> Execute();
@@ -127,6 +128,7 @@ Result<void> BootSession::State::OpenLayers(const std::vector<uint32_t>& ordinal
     }
     auto layer = std::make_unique<Layer>();
     layer->file = *std::move(file);
+    layer->file.file().SetReadAhead(true);
     const LayerLayout& layout = layer->file.layout();
     const uint64_t cached =
         layer->file.file().CachedBytes(layout.data_offset, layout.data_bytes).value_or(0);
@@ -172,7 +174,7 @@ Result<void> BootSession::State::CheckMemory() const {
 Result<void> BootSession::State::MapLayers() {
   for (auto& layer : layers) {
     // Without the guard a truncated file could end the process: pread reports it instead.
-    if (!options.map && (!FaultGuardInstalled() || !layer->in_cache)) continue;
+    if (!options.map && (!FaultGuardInstalled() || (bypass_cache && !layer->in_cache))) continue;
     const LayerLayout& layout = layer->file.layout();
     Result<std::unique_ptr<Mapping>> mapping =
         layer->file.file().Map(layout.data_offset, layout.data_bytes);
@@ -219,7 +221,7 @@ Result<void> BootSession::State::TouchArena() {
 }
 
 // Whether disk reads pass by the page cache.
-bool BootSession::State::ChooseBypass() {
+bool BootSession::State::ChooseBypass() const {
   if (options.map || options.cache == CacheMode::kKeep) return false;
   if (options.cache == CacheMode::kBypass) return true;
   const MemoryLimit machine = ReadMemoryLimit();
@@ -285,7 +287,8 @@ Result<void> BootSession::State::Execute() {
   executor_options.cancel = options.cancel;
   executor_options.progress = options.progress;
   executor_options.verify = options.verify;
-  executor_options.bypass_cache = ChooseBypass();
+  executor_options.bypass_cache = bypass_cache;
+  executor_options.fresh_destinations = !options.map;
   Executor executor(
       executor_options, ListExtents(),
       {[this](size_t index) { PublishReady(index); },
@@ -406,6 +409,7 @@ Result<std::unique_ptr<BootSession>> BootSession::Open(const Generation& generat
             SelectLayers(options.layers, generation.manifest()));
   HP_TRY(state->OpenLayers(ordinals));
   HP_TRY(state->CheckMemory());
+  state->bypass_cache = state->ChooseBypass();
   HP_TRY(state->MapLayers());
   state->ListRuns();
   state->booted.reserve(state->layers.size());

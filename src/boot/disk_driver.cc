@@ -74,6 +74,16 @@ bool DiskDriver::NextUnitToStage() {
   stage_refused_ = unit.staged == nullptr;
   if (stage_refused_) return false;
   ++next_disk_unit_;
+  bool fresh = false;
+  {
+    const std::lock_guard lock(state_.mutex);
+    fresh = state_.options.fresh_destinations && state_.next_fresh_unit < next_disk_unit_;
+    if (fresh) state_.next_fresh_unit = next_disk_unit_;
+    state_.staged_unit_count = next_disk_unit_;
+  }
+  state_.wake.notify_one();
+  // Nobody had time to do it: page faults in the middle of a request would cost more.
+  if (fresh) state_.Populate(unit);
   const bool direct = CanBeDirect(unit, unit.staged);
   for (uint64_t at = 0; at < unit.bytes; at += kRequestBytes) {
     const uint64_t bytes = std::min(kRequestBytes, unit.bytes - at);
@@ -130,11 +140,7 @@ Result<void> DiskDriver::Ended(Request request, IoCount count) {
   if (count.bytes < request.destination.size()) return Continue(request, count.bytes);
   if (--unit.requests_left > 0) return {};
   ++units_landed_;
-  {
-    const std::lock_guard lock(state_.mutex);
-    state_.landed_units.push_back(request.unit);
-  }
-  state_.wake.notify_one();
+  state_.Landed(request.unit);
   return {};
 }
 

@@ -7,16 +7,13 @@
 #include "base/check.h"
 #include "base/fault_guard.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/units.h"
 #include "boot/executor_state.h"
 #include "format/checksum.h"
 
 namespace hotplane {
 namespace {
-
-// How far ahead of a worker the page cache is asked to fill for mapped extents: at 100 us a request
-// and 10 GB/s of disk, 16 units keep it busy.
-constexpr size_t kReadAheadUnits = 16;
 
 // A page or two may have been evicted of a unit that is in the page cache for all practical
 // purposes.
@@ -86,6 +83,14 @@ void Executor::State::Fail(size_t unit, Status status) {
   wake.notify_all();
 }
 
+void Executor::State::Landed(size_t unit) {
+  {
+    const std::lock_guard lock(mutex);
+    landed_units.push_back(unit);
+  }
+  wake.notify_one();
+}
+
 bool Executor::State::Failed() {
   const std::lock_guard lock(mutex);
   return failure.has_value();
@@ -98,19 +103,32 @@ std::optional<size_t> Executor::State::TakeLandedLocked() {
   return unit;
 }
 
-std::optional<size_t> Executor::State::NextUnit() {
+std::optional<size_t> Executor::State::TakeFreshLocked() {
+  const size_t end = std::min(disk_units.size(), staged_unit_count + kFreshAheadUnits);
+  if (!options.fresh_destinations || next_fresh_unit >= end) return std::nullopt;
+  return disk_units[next_fresh_unit++];
+}
+
+std::optional<Job> Executor::State::NextJob() {
   std::unique_lock lock(mutex);
   while (true) {
     if (failure || units_done == units.size()) return std::nullopt;
     // What the disk has brought comes first: it is still in the caches, and may hold a slot of a
-    // ring.
-    if (const std::optional<size_t> unit = TakeLandedLocked()) return unit;
-    if (next_cache_unit < cache_units.size()) return cache_units[next_cache_unit++];
+    // ring. Then what the disk would have to wait for.
+    if (const std::optional<size_t> unit = TakeLandedLocked()) return Job{*unit, false};
+    if (const std::optional<size_t> unit = TakeFreshLocked()) return Job{*unit, true};
+    if (next_cache_unit < cache_units.size()) return Job{cache_units[next_cache_unit++], false};
     wake.wait(lock);
   }
 }
 
-// Cut where the file offset is aligned, so that a unit can be read past the page cache.
+void Executor::State::Populate(const Unit& unit) const {
+  if (std::byte* const destination = Destination(unit)) PopulatePages({destination, unit.bytes});
+}
+
+// Cut where the file offset is aligned, so that a unit can be read past the page cache: at the last
+// such place in kUnitBytes, else at the first one in kStagedBytesMax, else at kUnitBytes all the
+// same.
 void Executor::State::ListUnits(size_t extent) {
   const std::span<const Chunk> chunks = extents[extent].chunks;
   for (size_t c = 0; c < chunks.size();) {
@@ -118,15 +136,20 @@ void Executor::State::ListUnits(size_t extent) {
     unit.extent = extent;
     unit.first_chunk = c;
     unit.offset = chunks[c].offset;
-    size_t end = c;
     uint64_t bytes = 0;
-    while (end < chunks.size()) {
-      if (unit.bytes > 0 && bytes + chunks[end].bytes > kUnitBytes) break;
-      bytes += chunks[end++].bytes;
-      const bool aligned_end = (unit.offset + bytes) % kPageBytes == 0;
-      if (!aligned_end && end < chunks.size()) continue;
+    bool aligned = false;
+    const auto cut = [&](size_t end) {
       unit.end_chunk = end;
       unit.bytes = bytes;
+    };
+    for (size_t end = c; end < chunks.size();) {
+      const uint64_t next_bytes = bytes + chunks[end].bytes;
+      if (bytes > 0 && next_bytes > (aligned ? kUnitBytes : kStagedBytesMax)) break;
+      bytes = next_bytes;
+      ++end;
+      const bool aligned_end = (unit.offset + bytes) % kPageBytes == 0 || end == chunks.size();
+      aligned = aligned || aligned_end;
+      if (aligned_end || (!aligned && bytes <= kUnitBytes)) cut(end);
     }
     c = unit.end_chunk;
     units.push_back(unit);
@@ -143,18 +166,20 @@ void Executor::State::Locate(size_t extent_index) {
   uint64_t disk_bytes = 0;
   for (size_t u = first_unit; u < units.size(); ++u) {
     Unit& unit = units[u];
-    if (cached == extent.bytes) {
-      unit.from_disk = false;
-    } else if (cached == 0) {
-      unit.from_disk = true;
-    } else {
-      unit.from_disk =
-          !IsCached(extent.file->CachedBytes(unit.offset, unit.bytes).value_or(0), unit.bytes);
+    const bool in_cache =
+        cached == extent.bytes ||
+        (cached > 0 &&
+         IsCached(extent.file->CachedBytes(unit.offset, unit.bytes).value_or(0), unit.bytes));
+    if (in_cache) {
+      unit.path = UnitPath::kCached;
+      cache_units.push_back(u);
+      continue;
     }
-    if (unit.from_disk) disk_bytes += unit.bytes;
-    // Mapped extents are filled by the page cache itself.
-    const bool to_driver = unit.from_disk && extent.destination != nullptr;
-    (to_driver ? disk_units : cache_units).push_back(u);
+    disk_bytes += unit.bytes;
+    const bool through_cache = extent.destination == nullptr || !options.bypass_cache;
+    const bool fill = extent.mapping != nullptr && through_cache;
+    unit.path = fill ? UnitPath::kFilled : UnitPath::kRead;
+    (fill ? fill_units : disk_units).push_back(u);
   }
   sources[extent_index] = extent.destination == nullptr ? ExtentSource::kMapped
                           : disk_bytes == 0             ? ExtentSource::kPageCache
@@ -197,6 +222,7 @@ Result<void> Executor::State::LandFromCache(Unit& unit, std::span<uint64_t> foun
                 extent.chunks.subspan(unit.first_chunk, unit.end_chunk - unit.first_chunk),
                 found.empty() ? nullptr : found.data()};
   if (extent.destination != nullptr) {
+    if (options.fresh_destinations) Populate(unit);
     HP_ASSIGN(unit.staged, Stage(unit));
   }
   if (extent.mapping == nullptr) {
@@ -212,7 +238,7 @@ Result<void> Executor::State::LandFromCache(Unit& unit, std::span<uint64_t> foun
   const uint64_t offset = unit.offset - extent.offset;
   {
     const TraceSpan span("read", extent.trace_layer, unit.bytes, "page cache");
-    HP_TRY(extent.mapping->Populate(offset, unit.bytes));
+    if (unit.path == UnitPath::kCached) HP_TRY(extent.mapping->Populate(offset, unit.bytes));
   }
   const TraceSpan span("verify", extent.trace_layer, unit.bytes);
   pass.source = extent.mapping->bytes().data() + offset;
@@ -253,23 +279,19 @@ Result<void> Executor::State::WorkOn(size_t unit_index) {
   const Extent& extent = extents[unit.extent];
   if (options.cancel != nullptr) HP_TRY(options.cancel->Check());
   std::vector<uint64_t> found(options.verify ? unit.end_chunk - unit.first_chunk : 0);
-  if (unit.from_disk && extent.destination != nullptr) {
+  if (unit.path == UnitPath::kRead) {
     UnitPass pass{unit.staged, nullptr,
                   extent.chunks.subspan(unit.first_chunk, unit.end_chunk - unit.first_chunk),
                   found.empty() ? nullptr : found.data()};
     const TraceSpan span("verify", extent.trace_layer, unit.bytes);
     if (!found.empty()) UnitPass::Run(&pass);
   } else {
-    if (unit.from_disk && unit_index + kReadAheadUnits < units.size()) {
-      const Unit& ahead = units[unit_index + kReadAheadUnits];
-      if (ahead.from_disk) extents[ahead.extent].file->WillNeed(ahead.offset, ahead.bytes);
-    }
     HP_TRY(LandFromCache(unit, found));
   }
   HP_TRY(Verify(unit, found));
   if (unit.staged != nullptr)
     HP_TRY(options.device->Land(unit.staged, Destination(unit), unit.bytes));
-  (unit.from_disk ? bytes_from_disk : bytes_from_cache) += unit.bytes;
+  (unit.path == UnitPath::kCached ? bytes_from_cache : bytes_from_disk) += unit.bytes;
   if (options.progress != nullptr) options.progress->Add(unit.bytes);
   if (units_left[unit.extent].fetch_sub(1) == 1) {
     HP_TRY(options.device->Wait());
@@ -312,7 +334,9 @@ Result<void> Executor::Locate() {
 
 ExtentSource Executor::source(size_t extent) const { return state_->sources[extent]; }
 const std::string& Executor::disk_path() const { return state_->disk_path; }
-bool Executor::needs_disk() const { return !state_->disk_units.empty(); }
+bool Executor::needs_disk() const {
+  return !state_->disk_units.empty() || !state_->fill_units.empty();
+}
 
 ExecutorCounts Executor::counts() const {
   return {state_->bytes_from_cache, state_->bytes_from_disk, state_->bytes_verified};
@@ -321,18 +345,27 @@ ExecutorCounts Executor::counts() const {
 Result<void> Executor::Run() {
   State& state = *state_;
   DiskDriver driver(state);
+  CacheFiller filler(state);
   std::thread disk;
   if (!state.disk_units.empty()) {
     HP_TRY(driver.Prepare());
     disk = std::thread([&driver] { driver.Run(); });
   }
+  filler.Start();
   // One long turn per worker: what there is to do comes from two places.
   const Result<void> worked =
       state.options.pool->ParallelFor(state.options.pool->worker_count(), [&](size_t, size_t) {
-        while (const std::optional<size_t> unit = state.NextUnit()) state.RunUnit(*unit);
+        while (const std::optional<Job> job = state.NextJob()) {
+          if (job->populate) {
+            state.Populate(state.units[job->unit]);
+          } else {
+            state.RunUnit(job->unit);
+          }
+        }
         return Result<void>();
       });
   if (disk.joinable()) disk.join();
+  filler.Wait();
   HP_TRY(worked);
   if (state.failure) return Fail(*state.failure);
   return {};

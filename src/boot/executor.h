@@ -31,13 +31,16 @@ enum class CacheMode : uint8_t {
   kBypass,    // O_DIRECT; what is in the page cache already is still taken from there
 };
 
+// No staged piece is longer: usually 4 MiB, more where only then it ends on a page.
+inline constexpr uint64_t kStagedBytesMax = 16 * 1024 * 1024;
+
 // Where landed bytes go. Called from several threads at once.
 class LandingDevice {
  public:
   virtual ~LandingDevice() = default;
-  // Host memory to put `bytes` for `destination` together in, aligned to 64 bytes, to 4 KiB where
-  // the destination is; null while none is free (the executor asks again). Every staged piece is
-  // landed, except after a failure.
+  // Host memory to put `bytes` (at most kStagedBytesMax) for `destination` together in, aligned to
+  // 64 bytes, to 4 KiB where the destination is; null while none is free (the executor asks again).
+  // Every staged piece is landed, except after a failure.
   virtual std::byte* Stage(std::byte* destination, uint64_t bytes) = 0;
   // The staged bytes are verified: brings them to the destination. May return before they are
   // there.
@@ -80,6 +83,9 @@ struct ExecutorOptions {
   Progress* progress = nullptr;
   bool verify = true;
   bool bypass_cache = false;  // of reads from the disk
+  // The destinations may have no memory yet: workers with nothing else to do give it to them ahead
+  // of the reads.
+  bool fresh_destinations = false;
 };
 
 // Byte counts of a run, each byte once; valid during and after it.

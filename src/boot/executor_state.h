@@ -7,6 +7,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "boot/executor.h"
 #include "io/reader.h"
@@ -20,7 +21,15 @@ inline constexpr uint64_t kUnitBytes = 4 * 1024 * 1024;
 // What the disk is asked for at a time. Smaller requests cost more of them per byte, larger ones
 // are cut by the block layer anyway.
 inline constexpr uint64_t kRequestBytes = 1024 * 1024;
-static_assert(kUnitBytes % kRequestBytes == 0);
+static_assert(kUnitBytes % kRequestBytes == 0 && kStagedBytesMax > kUnitBytes);
+
+// How a unit's bytes come into memory.
+enum class UnitPath : uint8_t {
+  kInvalid = 0,
+  kCached,  // they are in the page cache: a worker takes them from there
+  kFilled,  // a CacheFiller brings them into the page cache first
+  kRead,    // the DiskDriver reads them to where they are staged
+};
 
 struct Unit {
   size_t extent = 0;
@@ -28,9 +37,18 @@ struct Unit {
   size_t end_chunk = 0;
   uint64_t offset = 0;  // in the file
   uint64_t bytes = 0;
-  bool from_disk = false;
-  std::byte* staged = nullptr;  // of disk units, while they are on their way
+  UnitPath path = UnitPath::kInvalid;
+  std::byte* staged = nullptr;  // while it is on its way
   uint64_t requests_left = 0;
+};
+
+// How far ahead of the reads their destinations get memory: more than is in flight.
+inline constexpr size_t kFreshAheadUnits = 16;
+
+// What a worker does next.
+struct Job {
+  size_t unit;
+  bool populate;  // gives its destination memory, no more
 };
 
 struct Executor::State {
@@ -40,6 +58,7 @@ struct Executor::State {
   std::vector<ExtentSource> sources;
   std::vector<Unit> units;
   std::vector<size_t> cache_units;  // indexes, in order
+  std::vector<size_t> fill_units;
   std::vector<size_t> disk_units;
   std::string disk_path;
   std::unique_ptr<std::atomic<uint64_t>[]> units_left;  // by extent
@@ -50,16 +69,22 @@ struct Executor::State {
 
   std::mutex mutex;  // guards what follows
   std::condition_variable wake;
-  std::deque<size_t> landed_units;  // from the disk, to be verified
+  std::deque<size_t> landed_units;  // read or filled, to be verified
   size_t next_cache_unit = 0;       // index into cache_units
+  size_t next_fresh_unit = 0;       // index into disk_units: the next to be given memory
+  size_t staged_unit_count = 0;     // of disk_units
   size_t units_done = 0;
   std::optional<Status> failure;
   size_t failed_unit = 0;  // the lowest; its failure is the one that is told
 
   void Fail(size_t unit, Status status);
+  void Landed(size_t unit);
   bool Failed();
-  // Blocks until there is a unit to work on; none: the run is over.
-  std::optional<size_t> NextUnit();
+  // Blocks until there is something to do; none: the run is over.
+  std::optional<Job> NextJob();
+  // REQUIRES the mutex. The next disk unit without memory, among those that are read soon.
+  std::optional<size_t> TakeFreshLocked();
+  void Populate(const Unit& unit) const;
 
   void ListUnits(size_t extent);
   void Locate(size_t extent);
@@ -71,6 +96,24 @@ struct Executor::State {
   Result<void> Verify(Unit& unit, std::span<const uint64_t> found);
   Result<std::byte*> Stage(const Unit& unit);
   std::byte* Destination(const Unit& unit) const;
+};
+
+// Brings units into the page cache through their mappings, with a few threads: where the kernel has
+// huge pages for files, the next boot then finds them, which no read would have made.
+class CacheFiller {
+ public:
+  explicit CacheFiller(Executor::State& state) : state_(state) {}
+  ~CacheFiller() { Wait(); }
+  void Start();
+  void Wait();  // until all fill units are in the page cache, or the run has failed
+
+ private:
+  void Loop(size_t thread);
+  Result<void> Fill(size_t place);  // index into fill_units
+
+  Executor::State& state_;
+  std::atomic<size_t> next_{0};
+  std::vector<std::thread> threads_;
 };
 
 // Keeps the disk busy: one thread, one reader, requests of all disk units in file order.

@@ -15,6 +15,7 @@ constexpr uint64_t kPieceBytes = 4 * kMiB;
 
 struct Piece {
   File* file;
+  Mapping* mapping;  // of the whole file
   uint64_t offset;
   uint64_t bytes;
 };
@@ -32,6 +33,7 @@ Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& t
   const auto start = std::chrono::steady_clock::now();
   WarmReport report;
   std::vector<std::unique_ptr<File>> files;
+  std::vector<std::unique_ptr<Mapping>> mappings;
   std::vector<Piece> pieces;
   for (const ManifestLayer& layer : generation.manifest().layers) {
     for (const Encoding encoding : kEncodings) {
@@ -47,9 +49,12 @@ Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& t
           std::unique_ptr<File> file,
           generation.env().Open(generation.LayerPath(layer.ordinal, encoding), OpenMode::kRead));
       const uint64_t bytes = probe.layout.file_bytes;
+      HP_ASSIGN(std::unique_ptr<Mapping> mapping, file->Map(0, bytes));
       for (uint64_t offset = 0; offset < bytes; offset += kPieceBytes)
-        pieces.push_back({file.get(), offset, std::min(kPieceBytes, bytes - offset)});
+        pieces.push_back(
+            {file.get(), mapping.get(), offset, std::min(kPieceBytes, bytes - offset)});
       report.bytes += bytes;
+      mappings.push_back(std::move(mapping));
       files.push_back(std::move(file));
     }
   }
@@ -63,14 +68,14 @@ Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& t
                                    FormatBytes(report.bytes), FormatBytes(report.bytes_available)));
 
   if (progress != nullptr) progress->Begin("warming", report.bytes);
-  std::vector<std::vector<std::byte>> buffers(pool.worker_count(),
-                                              std::vector<std::byte>(kPieceBytes));
-  HP_TRY(pool.ParallelFor(pieces.size(), [&](size_t index, size_t worker) -> Result<void> {
+  // Through mappings: nothing is copied, and where the kernel has huge pages for files, the next
+  // boot finds them.
+  HP_TRY(pool.ParallelFor(pieces.size(), [&](size_t index, size_t) -> Result<void> {
     if (cancel != nullptr) HP_TRY(cancel->Check());
     const Piece& piece = pieces[index];
     const size_t ahead = index + 4 * pool.worker_count();
     if (ahead < pieces.size()) pieces[ahead].file->WillNeed(pieces[ahead].offset, kPieceBytes);
-    HP_TRY(ReadFully(*piece.file, piece.offset, {buffers[worker].data(), piece.bytes}));
+    HP_TRY(piece.mapping->Populate(piece.offset, piece.bytes));
     if (progress != nullptr) progress->Add(piece.bytes);
     return {};
   }));

@@ -190,7 +190,8 @@ void PlanSections(LayerLayout& layout) {
 // table_bytes, data_offset and file_bytes follow from chunk_count and data_bytes.
 void PlaceRegions(LayerLayout& layout) {
   layout.table_bytes = RoundUp(layout.chunk_count * sizeof(uint64_t), kAlignBytes);
-  layout.data_offset = kHeaderBytes + layout.table_bytes;
+  const uint64_t align = layout.data_bytes >= kHugeDataBytes ? kHugeAlignBytes : kAlignBytes;
+  layout.data_offset = RoundUp(kHeaderBytes + layout.table_bytes, align);
   layout.file_bytes = layout.data_offset + layout.data_bytes;
 }
 

@@ -68,8 +68,9 @@ class File {
   // Page-cache advice for a range (bytes 0: to the end); failures are ignored by design.
   virtual void WillNeed(uint64_t offset, uint64_t bytes) = 0;
   virtual void DropCache(uint64_t offset, uint64_t bytes) = 0;
-  // From now on reads bring into the page cache what they ask for and nothing after it.
-  virtual void NoReadAhead() {}
+  // Off: from now on reads bring into the page cache what they ask for and nothing after it, page
+  // by page. On (as opened): for reading much of the file.
+  virtual void SetReadAhead(bool on) { (void)on; }
   // Bytes of the range that are in the page cache, without touching them (cachestat, else mincore);
   // kSystem where the system cannot tell.
   virtual Result<uint64_t> CachedBytes(uint64_t offset, uint64_t bytes) = 0;

@@ -287,7 +287,7 @@ class FaultEnv::FaultFile final : public File {
     state_->LogAdvice(MakeOperation(OperationKind::kWillNeed, path(), offset, bytes));
     base_->WillNeed(offset, bytes);
   }
-  void NoReadAhead() override { base_->NoReadAhead(); }
+  void SetReadAhead(bool on) override { base_->SetReadAhead(on); }
   void DropCache(uint64_t offset, uint64_t bytes) override {
     state_->LogAdvice(MakeOperation(OperationKind::kDropCache, path(), offset, bytes));
     base_->DropCache(offset, bytes);

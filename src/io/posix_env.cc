@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -190,6 +191,22 @@ Result<uint64_t> CountByMincore(int fd, const std::string& path, uint64_t begin,
   return cached;
 }
 
+// Since Linux 6.16 all of ext4, XFS and btrfs fill the page cache with large folios, both where
+// reads run ahead and where mappings advised to huge pages are populated. WILLNEED fills it with
+// single pages: from the same disk 1.0 GB/s instead of 2.6, and the next boot maps these pages at
+// 11 GB/s instead of hundreds. Older kernels have single pages anyway, and without the hint too few
+// requests at the disk.
+bool ReadsLargeFolios() {
+  static const bool large = [] {
+    utsname name{};
+    unsigned major = 0;
+    unsigned minor = 0;
+    if (uname(&name) != 0 || std::sscanf(name.release, "%u.%u", &major, &minor) != 2) return false;
+    return major > 6 || (major == 6 && minor >= 16);
+  }();
+  return large;
+}
+
 class PosixFile final : public File {
  public:
   PosixFile(std::string path, std::shared_ptr<Descriptor> descriptor)
@@ -235,16 +252,21 @@ class PosixFile final : public File {
     void* const address = mmap(nullptr, lead_bytes + bytes, PROT_READ, MAP_SHARED, fd(),
                                static_cast<off_t>(offset - lead_bytes));
     if (address == MAP_FAILED) return Fail(ErrnoStatus("cannot map", path()).At(offset));
+    // Advice only: where files can have huge pages, populating reads and maps 2 MiB at a time.
+    (void)madvise(address, lead_bytes + bytes, MADV_HUGEPAGE);
     return std::make_unique<PosixMapping>(descriptor_, path(), static_cast<std::byte*>(address),
                                           offset, bytes);
   }
 
   void WillNeed(uint64_t offset, uint64_t bytes) override {
+    if (ReadsLargeFolios()) return;
     (void)posix_fadvise(fd(), static_cast<off_t>(offset), static_cast<off_t>(bytes),
                         POSIX_FADV_WILLNEED);
   }
 
-  void NoReadAhead() override { (void)posix_fadvise(fd(), 0, 0, POSIX_FADV_RANDOM); }
+  void SetReadAhead(bool on) override {
+    (void)posix_fadvise(fd(), 0, 0, on ? POSIX_FADV_NORMAL : POSIX_FADV_RANDOM);
+  }
 
   void DropCache(uint64_t offset, uint64_t bytes) override {
     (void)posix_fadvise(fd(), static_cast<off_t>(offset), static_cast<off_t>(bytes),

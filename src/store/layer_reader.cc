@@ -67,7 +67,7 @@ Result<OpenedHeader> OpenLayerHeader(Env& env, const LayerExpectation& expected)
   OpenedHeader opened;
   HP_ASSIGN(opened.file, env.Open(expected.path, OpenMode::kRead));
   // Of a tier that stays on disk the header is read, and by no read-ahead any of its data.
-  opened.file->NoReadAhead();
+  opened.file->SetReadAhead(false);
   HP_ASSIGN(const FileStat stat, opened.file->Stat());
   std::vector<std::byte> page(std::min<uint64_t>(stat.bytes, kHeaderBytes));
   HP_TRY(ReadFully(*opened.file, 0, page));

@@ -123,6 +123,7 @@ class Verifier {
              file.error());
       return {};
     }
+    file->file().SetReadAhead(true);
     Advance(file->bytes_metadata(), 0);
     const std::vector<ChunkRun> runs = GroupChunks(file->chunks());
     HP_TRY(GrowBuffers(std::ranges::max(runs, {}, &ChunkRun::bytes).bytes));

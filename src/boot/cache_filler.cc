@@ -1,0 +1,58 @@
+// The side of the executor that fills the page cache.
+#include <algorithm>
+
+#include "base/format_text.h"
+#include "base/units.h"
+#include "boot/executor_state.h"
+
+namespace hotplane {
+namespace {
+
+// Each has one unit of 4 MiB under way: 16 MiB are 1.6 ms of a disk of 10 GB/s, and more threads
+// were not faster.
+constexpr size_t kThreadCountMax = 4;
+// How far ahead older kernels are told what to read.
+constexpr size_t kReadAheadUnits = 16;
+
+}  // namespace
+
+void CacheFiller::Start() {
+  const size_t thread_count = std::min(kThreadCountMax, state_.fill_units.size());
+  if (thread_count == 0) return;
+  if (!state_.disk_path.empty()) state_.disk_path += "; ";
+  state_.disk_path +=
+      Text("into the page cache, {} threads, {} at a time", thread_count, FormatBytes(kUnitBytes));
+  for (size_t i = 0; i < thread_count; ++i) threads_.emplace_back([this, i] { Loop(i); });
+}
+
+void CacheFiller::Wait() {
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+void CacheFiller::Loop(size_t thread) {
+  NameTraceThread("disk", thread);
+  for (size_t place = next_++; place < state_.fill_units.size() && !state_.Failed();
+       place = next_++) {
+    const size_t unit = state_.fill_units[place];
+    if (Result<void> filled = Fill(place)) {
+      state_.Landed(unit);
+    } else {
+      state_.Fail(unit, std::move(filled).error());
+    }
+  }
+}
+
+Result<void> CacheFiller::Fill(size_t place) {
+  if (state_.options.cancel != nullptr) HP_TRY(state_.options.cancel->Check());
+  if (place + kReadAheadUnits < state_.fill_units.size()) {
+    const Unit& ahead = state_.units[state_.fill_units[place + kReadAheadUnits]];
+    state_.extents[ahead.extent].file->WillNeed(ahead.offset, ahead.bytes);
+  }
+  const Unit& unit = state_.units[state_.fill_units[place]];
+  const Extent& extent = state_.extents[unit.extent];
+  const TraceSpan span("read", extent.trace_layer, unit.bytes, "disk");
+  return extent.mapping->Populate(unit.offset - extent.offset, unit.bytes);
+}
+
+}  // namespace hotplane
