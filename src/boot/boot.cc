@@ -51,12 +51,33 @@ class MappingSlice final : public Mapping {
   Result<void> Populate(uint64_t offset, uint64_t bytes) override {
     return whole_.Populate(offset_ + offset, bytes);
   }
+  void Drop(uint64_t offset, uint64_t bytes) override { whole_.Drop(offset_ + offset, bytes); }
 
  private:
   Mapping& whole_;
   const uint64_t offset_;
   const uint64_t bytes_;
 };
+
+// Of mapped bytes that may go away.
+Result<uint64_t> GuardedChecksum(std::span<const std::byte> bytes, const std::string& path,
+                                 uint64_t offset) {
+  struct Pass {
+    std::span<const std::byte> bytes;
+    uint64_t checksum;
+    static void Run(void* context) {
+      auto& pass = *static_cast<Pass*>(context);
+      pass.checksum = Checksum64(pass.bytes);
+    }
+  };
+  Pass pass{bytes, 0};
+  if (!FaultGuardInstalled()) {
+    Pass::Run(&pass);
+  } else if (!CallGuarded(bytes, &Pass::Run, &pass)) {
+    return Fail(PagesGone(path, offset, bytes.size()));
+  }
+  return pass.checksum;
+}
 
 std::span<const std::byte> Part(const LayerLayout& layout, std::string_view role,
                                 const std::byte* data, ExpertRange experts) {
@@ -333,9 +354,11 @@ Result<void> BootSession::State::RepairChunk(Layer& layer, size_t chunk_index, u
     HP_TRY(layer.file.RereadChunk(generation->env(), chunk_index, staged));
   } else {
     const uint64_t data_offset = chunk.offset - layer.file.layout().data_offset;
-    layer.file.file().DropCache(chunk.offset, chunk.bytes);
+    layer.mapping->Drop(data_offset, chunk.bytes);
     HP_TRY(layer.mapping->Populate(data_offset, chunk.bytes));
-    const uint64_t again = Checksum64(layer.mapping->bytes().subspan(data_offset, chunk.bytes));
+    HP_ASSIGN(const uint64_t again,
+              GuardedChecksum(layer.mapping->bytes().subspan(data_offset, chunk.bytes),
+                              layer.file.file().path(), chunk.offset));
     if (again != layer.file.checksums()[chunk_index])
       return Fail(layer.file.ChunkError(chunk_index, again));
   }

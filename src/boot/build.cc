@@ -238,6 +238,7 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
   BuildQueueOptions queue;
   queue.batch_size = options_.batch_size;
   queue.cancel = options_.cancel;
+  queue.progress = options_.progress;
   queue.staging_limit_bytes = options_.staging_limit_bytes != 0
                                   ? options_.staging_limit_bytes
                                   : ReadMemoryLimit().available_bytes / 4;

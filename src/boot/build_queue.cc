@@ -152,9 +152,12 @@ void BuildQueue::Work() {
     }
     if (busy_.empty()) {
       work_.wait(lock);
-    } else {
-      work_.wait_for(lock, kBusyPollInterval);
+      continue;
     }
+    const bool others_only = options_.progress != nullptr && active_count_ == 0;
+    if (others_only) ++options_.progress->waiting;
+    work_.wait_for(lock, kBusyPollInterval);
+    if (others_only) --options_.progress->waiting;
   }
 }
 

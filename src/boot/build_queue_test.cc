@@ -336,5 +336,24 @@ TEST(BuildQueue, NeverTwiceNeverLostNeverAboveTheBudget) {
   }));
 }
 
+// So that nobody takes it for a stall.
+TEST(BuildQueue, SaysWhenAllThatIsLeftIsWithAnotherProcess) {
+  FakeBuilds builds({{0, {.step_count = 1}}, {1, {.step_count = 1, .busy_count = 25}}});
+  Progress progress;
+  {
+    BuildQueue queue(builds, {.batch_size = 2, .worker_count = 2, .progress = &progress});
+    queue.Enqueue(0);
+    queue.Enqueue(1);
+    bool waited = false;
+    while (!queue.IsBuilt(1)) {
+      waited = waited || progress.waiting > 0;
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(waited);
+    ASSERT_TRUE(queue.Finish().has_value());
+  }
+  EXPECT_EQ(progress.waiting, 0);
+}
+
 }  // namespace
 }  // namespace hotplane

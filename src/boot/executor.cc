@@ -60,6 +60,15 @@ LandingDevice& HostMemory() {
   return device;
 }
 
+Status PagesGone(const std::string& path, uint64_t offset, uint64_t bytes) {
+  return Status::System("the file was cut short, or its disk failed, while it was read")
+      .File(path)
+      .At(offset)
+      .Expected(Text("{} readable bytes", bytes))
+      .Found("a bus error")
+      .Advice("`hotplane verify` tells what is left of the file");
+}
+
 const char* ExtentSourceName(ExtentSource source) {
   switch (source) {
     case ExtentSource::kInvalid: return "unknown";
@@ -249,13 +258,7 @@ Result<void> Executor::State::LandFromCache(Unit& unit, std::span<uint64_t> foun
     return {};
   }
   if (CallGuarded({pass.source, unit.bytes}, &UnitPass::Run, &pass)) return {};
-  return hotplane::Fail(
-      Status::System("the file was cut short, or its disk failed, while it was read")
-          .File(extent.file->path())
-          .At(unit.offset)
-          .Expected(Text("{} readable bytes", unit.bytes))
-          .Found("a bus error")
-          .Advice("`hotplane verify` tells what is left of the file"));
+  return hotplane::Fail(PagesGone(extent.file->path(), unit.offset, unit.bytes));
 }
 
 Result<void> Executor::State::Verify(Unit& unit, std::span<const uint64_t> found) {

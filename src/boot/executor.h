@@ -64,6 +64,10 @@ struct Extent {
   uint32_t trace_layer = kNoLayer;           // how traces call it
 };
 
+// Of mapped pages that went away while they were read (FaultGuard): the file was cut short, or its
+// disk failed.
+Status PagesGone(const std::string& path, uint64_t offset, uint64_t bytes);
+
 // Where an extent's bytes were when it began.
 enum class ExtentSource : uint8_t {
   kInvalid = 0,

@@ -51,6 +51,9 @@ class Mapping {
   // Makes the pages of [offset, offset+bytes) of the mapping resident, and reports I/O errors and
   // truncation (kSystem, kData) instead of raising a signal later.
   virtual Result<void> Populate(uint64_t offset, uint64_t bytes) = 0;
+  // Unmaps the pages around the range and drops them from the page cache, as far as nobody else
+  // maps them: the next Populate reads them from the disk. Failures are ignored by design.
+  virtual void Drop(uint64_t offset, uint64_t bytes) = 0;
 };
 
 class File {

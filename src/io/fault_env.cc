@@ -218,6 +218,11 @@ class FaultEnv::FaultMapping final : public Mapping {
     return state_->End(verdict, base_->Populate(offset, bytes));
   }
 
+  void Drop(uint64_t offset, uint64_t bytes) override {
+    state_->LogAdvice(MakeOperation(OperationKind::kDropCache, path_, offset_ + offset, bytes));
+    base_->Drop(offset, bytes);
+  }
+
  private:
   const std::shared_ptr<State> state_;
   const std::unique_ptr<Mapping> base_;

@@ -363,8 +363,13 @@ TEST_P(EnvTest, PageCacheCanBeAskedAndAdvised) {
   ASSERT_TRUE(cached);
   if (*cached == kBytes) GTEST_SKIP() << "this file system keeps its pages";
   EXPECT_EQ(*cached, 0u);
-  ASSERT_TRUE((*file->Map(0, kBytes))->Populate(0, kBytes));
+  const std::unique_ptr<Mapping> mapping = *file->Map(0, kBytes);
+  ASSERT_TRUE(mapping->Populate(0, kBytes));
   EXPECT_EQ(*file->CachedBytes(0, 0), kBytes);
+  mapping->Drop(0, kBytes);
+  EXPECT_EQ(*file->CachedBytes(0, 0), 0u) << "mapped pages are dropped by their own mapping";
+  ASSERT_TRUE(mapping->Populate(0, kBytes));
+  EXPECT_TRUE(std::ranges::equal(mapping->bytes(), Pattern(kBytes)));
   file->WillNeed(0, 0);
 }
 

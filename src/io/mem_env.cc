@@ -196,6 +196,11 @@ class MemEnv::MemMapping final : public Mapping {
     return {};
   }
 
+  void Drop(uint64_t offset, uint64_t bytes) override {
+    const std::lock_guard lock(state_->mutex);
+    node_->SetCached(offset_ + offset, bytes, false);
+  }
+
  private:
   const std::shared_ptr<State> state_;
   const std::shared_ptr<Node> node_;

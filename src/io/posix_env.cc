@@ -149,6 +149,19 @@ class PosixMapping final : public Mapping {
                     .At(begin));
   }
 
+  void Drop(uint64_t offset, uint64_t bytes) override {
+    // A large folio is dropped whole or not at all.
+    constexpr uint64_t kHugePageBytes = 2 * kMiB;
+    const uint64_t begin = (offset_ + offset) / kHugePageBytes * kHugePageBytes;
+    const uint64_t end = RoundUp(offset_ + offset + bytes, kHugePageBytes);
+    const uint64_t mapped_begin = std::max(begin, offset_ - lead_bytes_);
+    const uint64_t mapped_end = std::min(end, offset_ + bytes_);
+    std::byte* const first = address_ + (mapped_begin - (offset_ - lead_bytes_));
+    (void)madvise(first, mapped_end - mapped_begin, MADV_DONTNEED);
+    (void)posix_fadvise(descriptor_->get(), static_cast<off_t>(begin),
+                        static_cast<off_t>(end - begin), POSIX_FADV_DONTNEED);
+  }
+
  private:
   const std::shared_ptr<Descriptor> descriptor_;
   const std::string path_;
