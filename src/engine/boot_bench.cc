@@ -43,12 +43,19 @@ struct Measurement {
   double bytes_per_second = 0;      // landing or mapping alone
   double bytes_per_second_all = 0;  // planning and fresh memory included
   double limit = 0;
+  double share = 0;  // the median of the rounds' own shares: limit and boot drift together
   uint64_t anonymous_bytes_extra = 0;
 };
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
+}
+
+double MedianShare(const std::vector<double>& rates, const std::vector<double>& limits) {
+  std::vector<double> shares(rates.size());
+  for (size_t i = 0; i < rates.size(); ++i) shares[i] = rates[i] / limits[i];
+  return Median(std::move(shares));
 }
 
 template <typename Work>
@@ -294,18 +301,28 @@ Result<void> PrepareStore(const Options& options) {
   return {};
 }
 
+Measurement MakeRow(const char* name, const std::vector<double>& rates,
+                    const std::vector<double>& rates_all, const std::vector<double>& limits,
+                    const std::vector<double>& anonymous_bytes) {
+  const double anonymous = *std::max_element(anonymous_bytes.begin(), anonymous_bytes.end());
+  return {name,
+          Median(rates),
+          Median(rates_all),
+          Median(limits),
+          MedianShare(rates, limits),
+          static_cast<uint64_t>(anonymous)};
+}
+
 void AddColdRows(const ColdSamples& cold, std::vector<Measurement>* rows) {
-  const auto largest = [](const std::vector<double>& values) {
-    return static_cast<uint64_t>(*std::max_element(values.begin(), values.end()));
-  };
-  const double best = std::max(Median(cold.raw_direct), Median(cold.raw_buffered));
+  std::vector<double> best(cold.raw_direct);
+  for (size_t i = 0; i < best.size(); ++i) best[i] = std::max(best[i], cold.raw_buffered[i]);
   for (const bool bypass : {true, false})
-    rows->push_back({bypass ? "cold, bypass" : "cold, keep", Median(cold.cold[bypass]),
-                     Median(cold.cold_all[bypass]), best, largest(cold.anonymous[bypass])});
-  rows->push_back({"half cached", Median(cold.half), Median(cold.half_all), Median(cold.half_limit),
-                   largest(cold.anonymous_half)});
-  rows->push_back({"raw, direct", Median(cold.raw_direct), Median(cold.raw_direct), best, 0});
-  rows->push_back({"raw, buffered", Median(cold.raw_buffered), Median(cold.raw_buffered), best, 0});
+    rows->push_back(MakeRow(bypass ? "cold, bypass" : "cold, keep", cold.cold[bypass],
+                            cold.cold_all[bypass], best, cold.anonymous[bypass]));
+  rows->push_back(
+      MakeRow("half cached", cold.half, cold.half_all, cold.half_limit, cold.anonymous_half));
+  rows->push_back(MakeRow("raw, direct", cold.raw_direct, cold.raw_direct, best, {0}));
+  rows->push_back(MakeRow("raw, buffered", cold.raw_buffered, cold.raw_buffered, best, {0}));
 }
 
 // Limit and boot take turns, so that drift of a noisy machine hits both.
@@ -344,10 +361,8 @@ Result<std::vector<Measurement>> Measure(const Options& options, uint64_t* bytes
   }
   std::vector<Measurement> rows;
   for (const bool map : {true, false})
-    rows.push_back(
-        {map ? "boot --map" : "boot", Median(land[map]), Median(whole[map]),
-         Median(map ? read_rates : copy_rates),
-         static_cast<uint64_t>(*std::max_element(anonymous[map].begin(), anonymous[map].end()))});
+    rows.push_back(MakeRow(map ? "boot --map" : "boot", land[map], whole[map],
+                           map ? read_rates : copy_rates, anonymous[map]));
   AddColdRows(cold, &rows);
   return rows;
 }
@@ -359,8 +374,8 @@ void Print(const std::vector<Measurement>& rows, const Options& options, uint64_
               "RssAnon beyond");
   for (const Measurement& row : rows)
     std::printf("%-13s %10.2f %10.2f %8.0f%% %14.2f %16s\n", row.name, row.bytes_per_second / 1e9,
-                row.limit / 1e9, 100 * row.bytes_per_second / row.limit,
-                row.bytes_per_second_all / 1e9, FormatBytes(row.anonymous_bytes_extra).c_str());
+                row.limit / 1e9, 100 * row.share, row.bytes_per_second_all / 1e9,
+                FormatBytes(row.anonymous_bytes_extra).c_str());
   std::printf(
       "limit of --map: the same cores summing the mapped bytes; of landing: memcpy into "
       "touched huge pages; of cold: the best raw read;\nof half cached (every second 64 MiB on "
@@ -377,7 +392,7 @@ void WriteJson(const std::vector<Measurement>& rows, const Options& options, uin
         "  \"{}\": {{\"gigabytes_per_second\": {:.3f}, \"limit_gigabytes_per_second\": {:.3f}, "
         "\"share_of_limit\": {:.3f}, \"all_in_gigabytes_per_second\": {:.3f}, "
         "\"anonymous_bytes_beyond\": {}}},\n",
-        row.name, row.bytes_per_second / 1e9, row.limit / 1e9, row.bytes_per_second / row.limit,
+        row.name, row.bytes_per_second / 1e9, row.limit / 1e9, row.share,
         row.bytes_per_second_all / 1e9, row.anonymous_bytes_extra);
   out << Text("  \"layers\": {}, \"bytes\": {}, \"cores\": {}, \"repetitions\": {}\n}}\n",
               options.layers, bytes, UsableCpuCount(), options.repetitions);
