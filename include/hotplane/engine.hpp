@@ -51,6 +51,21 @@ struct BootOptions {
   uint64_t delta_cache_bytes = 0;
   uint64_t full_cache_bytes = 0;
   uint64_t base_cache_bytes = 0;
+
+  std::string checkpoint;  // what may be built from; empty: none, missing layers end the boot
+  bool no_build = false;
+  bool want_delta = false;      // the delta tier is wanted: built where it is absent
+  std::string delta_layers;     // of which layers; empty: of all that are booted
+  std::string no_delta_layers;  // of them, those that go without
+  int delta_encoding = 0;       // HOTPLANE_QUINTALS, HOTPLANE_NIBBLES; 0: either
+  uint32_t batch = 0;           // layers that begin to be built together; 0: 12
+  uint64_t staging_limit_bytes = 0;
+  uint32_t first_expert = 0;  // of each layer
+  uint32_t expert_count = 0;  // 0: all
+  int base_residency = HOTPLANE_RESIDENCY_AUTO;
+  uint64_t memory_bytes = 0;   // of the device, to use; 0: what is available
+  uint64_t reserve_bytes = 0;  // of it, how much stays free
+  int cache = HOTPLANE_CACHE_AUTO;
 };
 
 // A pinned record: its bytes stay where and what they are while it lives. Move-only.
@@ -97,6 +112,12 @@ class Engine {
   }
   ~Engine() { hotplane_close(handle_); }
 
+  // What a boot would do, and why: the JSON of `hotplane boot --dry-run --json`. Before Start.
+  Result<std::string> PlanJson() const {
+    const char* json = nullptr;
+    const hotplane_code code = hotplane_plan_json(handle_, &json);
+    return Ended(code, std::string(json));
+  }
   // Boots an opened store in the background.
   Result<void> Start() { return Ended(hotplane_start(handle_)); }
   Result<void> Wait() { return Ended(hotplane_wait(handle_)); }
@@ -192,17 +213,38 @@ class Engine {
 
   Engine() = default;
 
+  // The strings are those of `options`.
+  static hotplane_boot_options ToC(const BootOptions& options) {
+    const auto text = [](const std::string& from) { return from.empty() ? nullptr : from.c_str(); };
+    hotplane_boot_options to;
+    hotplane_boot_options_init(&to);
+    to.generation = text(options.generation);
+    to.layers = text(options.layers);
+    to.map = options.map ? 1 : 0;
+    to.verify = options.verify ? 1 : 0;
+    to.workers = options.workers;
+    to.delta_cache_bytes = options.delta_cache_bytes;
+    to.full_cache_bytes = options.full_cache_bytes;
+    to.base_cache_bytes = options.base_cache_bytes;
+    to.checkpoint = text(options.checkpoint);
+    to.no_build = options.no_build ? 1 : 0;
+    to.want_delta = options.want_delta ? 1 : 0;
+    to.delta_layers = text(options.delta_layers);
+    to.no_delta_layers = text(options.no_delta_layers);
+    to.delta_encoding = options.delta_encoding;
+    to.batch = options.batch;
+    to.staging_limit_bytes = options.staging_limit_bytes;
+    to.first_expert = options.first_expert;
+    to.expert_count = options.expert_count;
+    to.base_residency = options.base_residency;
+    to.memory_bytes = options.memory_bytes;
+    to.reserve_bytes = options.reserve_bytes;
+    to.cache = options.cache;
+    return to;
+  }
+
   static Result<Engine> Make(Opener opener, const std::string& store, BootOptions options) {
-    hotplane_boot_options c_options;
-    hotplane_boot_options_init(&c_options);
-    if (!options.generation.empty()) c_options.generation = options.generation.c_str();
-    if (!options.layers.empty()) c_options.layers = options.layers.c_str();
-    c_options.map = options.map ? 1 : 0;
-    c_options.verify = options.verify ? 1 : 0;
-    c_options.workers = options.workers;
-    c_options.delta_cache_bytes = options.delta_cache_bytes;
-    c_options.full_cache_bytes = options.full_cache_bytes;
-    c_options.base_cache_bytes = options.base_cache_bytes;
+    hotplane_boot_options c_options = ToC(options);
     Engine engine;
     if (options.on_layer) {
       // On the heap: a background boot calls it after this engine was moved.

@@ -128,6 +128,20 @@ HOTPLANE_API void hotplane_layer_init(hotplane_layer* layer);
  * closes the engine, the boot ends soon after. */
 typedef void (*hotplane_layer_callback)(void* user, const hotplane_layer* layer);
 
+/* Where the base tier of a layer lives after the boot. */
+typedef enum hotplane_residency {
+  HOTPLANE_RESIDENCY_AUTO = 0, /* on the device what fits there, the rest on the host */
+  HOTPLANE_RESIDENCY_DEVICE = 1,
+  HOTPLANE_RESIDENCY_HOST = 2
+} hotplane_residency;
+
+/* What reading layers from the disk leaves in the page cache. */
+typedef enum hotplane_cache_mode {
+  HOTPLANE_CACHE_AUTO = 0, /* keep where the files fit in memory beside the boot, else bypass */
+  HOTPLANE_CACHE_KEEP = 1, /* the next boot is warm */
+  HOTPLANE_CACHE_BYPASS = 2
+} hotplane_cache_mode;
+
 /* The strings are copied; `user` must be valid as long as the boot runs. */
 typedef struct hotplane_boot_options {
   size_t struct_bytes;
@@ -143,6 +157,24 @@ typedef struct hotplane_boot_options {
   uint64_t delta_cache_bytes;
   uint64_t full_cache_bytes;
   uint64_t base_cache_bytes;
+  /* What the boot may build from, and of what. With a checkpoint, hotplane_open makes the
+   * generation where the store has none yet. */
+  const char* checkpoint; /* directory or file; NULL: none, layers that are missing end the boot */
+  int no_build;           /* 1: refuse instead of building */
+  int want_delta;         /* 1: the delta tier is wanted: built where it is absent; 0 (default) */
+  const char* delta_layers;    /* of which layers, as `layers`; NULL: of all that are booted */
+  const char* no_delta_layers; /* of them, those that go without; NULL: none */
+  int delta_encoding; /* HOTPLANE_QUINTALS or HOTPLANE_NIBBLES, built and accepted; 0: quintals
+                         are built, both accepted */
+  uint32_t batch;     /* layers that begin to be built together; 0: 12 */
+  uint64_t staging_limit_bytes; /* of tensors in flight; 0: a quarter of the available memory */
+  /* What is booted, and to where. */
+  uint32_t first_expert; /* of each layer */
+  uint32_t expert_count; /* 0: all */
+  int base_residency;     /* a hotplane_residency */
+  uint64_t memory_bytes;  /* of the device, to use; 0: what is available */
+  uint64_t reserve_bytes; /* of it, how much stays free */
+  int cache;              /* a hotplane_cache_mode */
 } hotplane_boot_options;
 HOTPLANE_API void hotplane_boot_options_init(hotplane_boot_options* options);
 
@@ -150,6 +182,12 @@ HOTPLANE_API void hotplane_boot_options_init(hotplane_boot_options* options);
  * they are those of the boot that may follow. On failure *engine is NULL. */
 HOTPLANE_API hotplane_code hotplane_open(const char* store, const hotplane_boot_options* options,
                                          hotplane_engine** engine);
+
+/* What a boot would do, and why, from headers alone: nothing is read beyond them, nothing built.
+ * One JSON object with the keys of `hotplane boot --dry-run --json`, valid until hotplane_close.
+ * Before hotplane_start. HOTPLANE_DATA where layers are missing that nothing can be built from,
+ * HOTPLANE_CAPACITY where the planes do not fit. */
+HOTPLANE_API hotplane_code hotplane_plan_json(hotplane_engine* engine, const char** json);
 
 /* Begins to boot the base tier on the CPU device, in the background; once per engine. Failures of
  * the boot are told by hotplane_wait and hotplane_wait_layer. */

@@ -46,6 +46,7 @@ hotplane_layer Describe(const BootedLayer& from) {
 // A size between versions would cut a pointer in two.
 Result<hotplane_boot_options> ReadOptions(const hotplane_boot_options* options) {
   constexpr size_t kVersionBytes[] = {offsetof(hotplane_boot_options, delta_cache_bytes),
+                                      offsetof(hotplane_boot_options, checkpoint),
                                       sizeof(hotplane_boot_options)};
   hotplane_boot_options full;
   hotplane_boot_options_init(&full);
@@ -56,10 +57,77 @@ Result<hotplane_boot_options> ReadOptions(const hotplane_boot_options* options) 
     return full;
   }
   return Fail(Status::Usage("hotplane_boot_options has an unknown size")
-                  .Expected(Text("{} or {} bytes", kVersionBytes[0], kVersionBytes[1]))
+                  .Expected(Text("{}, {} or {} bytes", kVersionBytes[0], kVersionBytes[1],
+                                 kVersionBytes[2]))
                   .Found(Text("{} bytes", options->struct_bytes))
                   .Advice("fill it with hotplane_boot_options_init; a newer caller needs "
                           "a newer library"));
+}
+
+std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
+
+// An enumerator that this version does not know must not pass for the default.
+Status UnknownValue(const char* field, int value) {
+  return Status::Usage(Text("hotplane_boot_options.{} has an unknown value", field))
+      .Found(Text("{}", value));
+}
+
+Result<std::vector<Encoding>> DeltaEncodings(int value) {
+  switch (value) {
+    case 0: return std::vector{Encoding::kDeltaQuintal, Encoding::kDeltaNibble};
+    case HOTPLANE_QUINTALS: return std::vector{Encoding::kDeltaQuintal};
+    case HOTPLANE_NIBBLES: return std::vector{Encoding::kDeltaNibble};
+    default: return Fail(UnknownValue("delta_encoding", value));
+  }
+}
+
+Result<Residency> BaseResidency(int value) {
+  switch (value) {
+    case HOTPLANE_RESIDENCY_AUTO: return Residency::kAuto;
+    case HOTPLANE_RESIDENCY_DEVICE: return Residency::kDevice;
+    case HOTPLANE_RESIDENCY_HOST: return Residency::kHost;
+    default: return Fail(UnknownValue("base_residency", value));
+  }
+}
+
+Result<CacheMode> ReadCacheMode(int value) {
+  switch (value) {
+    case HOTPLANE_CACHE_AUTO: return CacheMode::kAuto;
+    case HOTPLANE_CACHE_KEEP: return CacheMode::kKeep;
+    case HOTPLANE_CACHE_BYPASS: return CacheMode::kBypass;
+    default: return Fail(UnknownValue("cache", value));
+  }
+}
+
+Result<void> SetBuildOptions(const hotplane_boot_options& options, EngineOptions* engine) {
+  engine->checkpoint = OrEmpty(options.checkpoint);
+  engine->no_build = options.no_build != 0;
+  if (engine->no_build && !engine->checkpoint.empty())
+    return Fail(Status::Usage("a checkpoint is given and building is refused")
+                    .Advice("set one of checkpoint and no_build"));
+  engine->delta = options.want_delta != 0;
+  engine->delta_layers = OrEmpty(options.delta_layers);
+  engine->no_delta_layers = OrEmpty(options.no_delta_layers);
+  HP_ASSIGN(engine->delta_encodings, DeltaEncodings(options.delta_encoding));
+  if (options.batch != 0) engine->build.batch_size = options.batch;
+  engine->build.worker_count = options.workers;
+  engine->build.staging_limit_bytes = options.staging_limit_bytes;
+  return {};
+}
+
+Result<void> SetDestination(const hotplane_boot_options& options, EngineOptions* engine) {
+  if (options.expert_count != 0) {
+    if (options.expert_count > UINT32_MAX - options.first_expert)
+      return Fail(Status::Usage("the range of experts overflows")
+                      .Found(Text("{} from {} on", options.expert_count, options.first_expert)));
+    engine->experts =
+        ExpertRange{options.first_expert, options.first_expert + options.expert_count};
+  }
+  HP_ASSIGN(engine->base_residency, BaseResidency(options.base_residency));
+  HP_ASSIGN(engine->boot.cache, ReadCacheMode(options.cache));
+  engine->boot.memory_limit_bytes = options.memory_bytes;
+  engine->reserve_bytes = options.reserve_bytes;
+  return {};
 }
 
 Result<std::shared_ptr<EngineState>> Open(const char* store, const hotplane_boot_options* given) {
@@ -69,8 +137,10 @@ Result<std::shared_ptr<EngineState>> Open(const char* store, const hotplane_boot
   state->user = options.user;
   EngineOptions engine;
   engine.store_directory = store;
-  if (options.generation != nullptr) engine.generation_prefix = options.generation;
-  if (options.layers != nullptr) engine.boot.layers = options.layers;
+  engine.generation_prefix = OrEmpty(options.generation);
+  engine.boot.layers = OrEmpty(options.layers);
+  HP_TRY(SetBuildOptions(options, &engine));
+  HP_TRY(SetDestination(options, &engine));
   engine.worker_count = options.workers;
   engine.boot.map = options.map != 0;
   engine.boot.verify = options.verify != 0;
@@ -214,6 +284,25 @@ hotplane_code hotplane_open(const char* store, const hotplane_boot_options* opti
     auto out = std::make_unique<hotplane_engine>();
     HP_ASSIGN(out->state, hotplane::capi::Open(store, options));
     *engine = out.release();
+    return {};
+  });
+}
+
+hotplane_code hotplane_plan_json(hotplane_engine* engine, const char** json) {
+  if (json != nullptr) *json = "{}";
+  return Guarded([&]() -> Result<void> {
+    HP_TRY(Need(engine != nullptr && json != nullptr,
+                "an engine and a place for the plan are needed"));
+    EngineState& state = *engine->state;
+    std::lock_guard lock(state.mutex);
+    if (state.plan_json.empty()) {
+      if (state.phase != EngineState::Phase::kIdle)
+        return Fail(Status::Usage("this engine was booted without asking for its plan")
+                        .Advice("call hotplane_plan_json before hotplane_start"));
+      HP_TRY(state.engine->Plan());
+      state.plan_json = state.engine->PlanJson();
+    }
+    *json = state.plan_json.c_str();
     return {};
   });
 }

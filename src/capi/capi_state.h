@@ -35,6 +35,7 @@ struct EngineState {
   Phase phase = Phase::kIdle;
   std::vector<hotplane_layer> layers;  // published, in order
   std::optional<Status> failure;       // of the boot
+  std::string plan_json;               // written once, before the boot begins
   std::string stats_json = "{}";       // written once, when the boot has succeeded
 
   // Once; on the calling thread. The result is `failure` too.

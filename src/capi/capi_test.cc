@@ -10,6 +10,7 @@
 #include <hotplane/engine.hpp>
 #include <thread>
 
+#include "checkpoint/synth_checkpoint.h"
 #include "engine/synth.h"
 #include "io/test_directory.h"
 #include "store/store.h"
@@ -356,6 +357,110 @@ TEST_F(CapiTest, CloseEndsABootThatStillRuns) {
   }
 }
 
+// A checkpoint beside the store of the fixture.
+class CapiBuildTest : public CapiTest {
+ protected:
+  void SetUp() override {
+    hotplane::SynthCheckpointOptions options;
+    options.geometry = {.experts = 4, .hidden = 128, .intermediate = 64};
+    options.main_layers = 3;
+    hotplane::WorkerPool pool(1);
+    const auto made = hotplane::WriteSynthCheckpoint(hotplane::PosixEnv(), model_, options, pool);
+    ASSERT_TRUE(made.has_value()) << made.error().ToString();
+  }
+  hotplane_boot_options FromModel() const {
+    hotplane_boot_options options = Options();
+    options.checkpoint = model_.c_str();
+    return options;
+  }
+  const std::string model_ = directory_.path() + "/model";
+};
+
+TEST_F(CapiBuildTest, AFirstBootIsPlannedBuildsAndTheNextOneReads) {
+  hotplane_boot_options options = FromModel();
+  options.want_delta = 1;
+  options.no_delta_layers = "1";
+  options.delta_encoding = HOTPLANE_NIBBLES;
+  hotplane_engine* engine = Open(&options);
+  const char* json = nullptr;
+  ASSERT_EQ(hotplane_plan_json(engine, &json), HOTPLANE_OK) << hotplane_last_error();
+  const std::string plan = json;
+  EXPECT_NE(plan.find("\"action\": \"build\""), std::string::npos) << plan;
+  ASSERT_EQ(hotplane_plan_json(engine, &json), HOTPLANE_OK) << "the same, as often as asked";
+  EXPECT_EQ(plan, json);
+  ASSERT_EQ(hotplane_start(engine), HOTPLANE_OK);
+  ASSERT_EQ(hotplane_wait(engine), HOTPLANE_OK) << hotplane_last_error();
+  EXPECT_EQ(hotplane_layer_count(engine), 3u);
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    hotplane_layer_info info;
+    hotplane_layer_info_init(&info);
+    ASSERT_EQ(hotplane_describe_layer(engine, layer, &info), HOTPLANE_OK);
+    EXPECT_EQ(info.base, HOTPLANE_PRESENT);
+    EXPECT_EQ(info.delta, layer == 1 ? HOTPLANE_ABSENT : HOTPLANE_PRESENT);
+    EXPECT_EQ(info.delta_encoding, layer == 1 ? 0 : HOTPLANE_NIBBLES);
+  }
+  hotplane_close(engine);
+
+  options.no_build = 1;
+  EXPECT_EQ(hotplane_open(store_.c_str(), &options, &engine), HOTPLANE_USAGE) << "both are given";
+  options.checkpoint = nullptr;
+  options.want_delta = 0;
+  options.first_expert = 1;
+  options.expert_count = 2;
+  options.base_residency = HOTPLANE_RESIDENCY_DEVICE;
+  options.cache = HOTPLANE_CACHE_KEEP;
+  ASSERT_EQ(hotplane_boot(store_.c_str(), &options, &engine), HOTPLANE_OK) << hotplane_last_error();
+  hotplane_layer layer;
+  hotplane_layer_init(&layer);
+  ASSERT_EQ(hotplane_get_layer(engine, 2, &layer), HOTPLANE_OK);
+  EXPECT_EQ(layer.experts, 2u);
+  EXPECT_EQ(hotplane_plan_json(engine, &json), HOTPLANE_USAGE) << "too late";
+  hotplane_close(engine);
+}
+
+TEST_F(CapiBuildTest, WhatDoesNotFitOrIsMissingEndsInThePlan) {
+  hotplane_engine* engine = nullptr;
+  hotplane_boot_options options = FromModel();
+  ASSERT_EQ(hotplane_boot(store_.c_str(), &options, &engine), HOTPLANE_OK) << hotplane_last_error();
+  hotplane_close(engine);
+  const char* json = nullptr;
+  options = Options();
+  options.base_residency = HOTPLANE_RESIDENCY_DEVICE;
+  options.memory_bytes = 4096;
+  engine = Open(&options);
+  EXPECT_EQ(hotplane_plan_json(engine, &json), HOTPLANE_CAPACITY);
+  hotplane_close(engine);
+  options = Options();
+  options.want_delta = 1;
+  options.no_build = 1;
+  engine = Open(&options);
+  EXPECT_EQ(hotplane_plan_json(engine, &json), HOTPLANE_DATA) << "the delta tier is absent";
+  EXPECT_STREQ(json, "{}");
+  hotplane_close(engine);
+}
+
+TEST_F(CapiBuildTest, UnknownEnumeratorsAreRefusedByName) {
+  const auto refused = [this](const char* field, hotplane_boot_options options) {
+    hotplane_engine* engine = nullptr;
+    EXPECT_EQ(hotplane_open(store_.c_str(), &options, &engine), HOTPLANE_USAGE);
+    EXPECT_NE(std::string(hotplane_last_error()).find(field), std::string::npos)
+        << hotplane_last_error();
+  };
+  hotplane_boot_options options = FromModel();
+  options.delta_encoding = HOTPLANE_BASE_PLANES;
+  refused("delta_encoding", options);
+  options = FromModel();
+  options.base_residency = 7;
+  refused("base_residency", options);
+  options = FromModel();
+  options.cache = 7;
+  refused("cache", options);
+  options = FromModel();
+  options.first_expert = 2;
+  options.expert_count = UINT32_MAX;
+  refused("experts", options);
+}
+
 TEST_F(CapiTest, TheCppApiWrapsAllOfIt) {
   namespace api = hotplane::api;
   EXPECT_EQ(api::Engine::Open(store_ + "/none").error().code, HOTPLANE_USAGE);
@@ -369,6 +474,7 @@ TEST_F(CapiTest, TheCppApiWrapsAllOfIt) {
   EXPECT_EQ(engine.Describe()->generation, generation_);
   EXPECT_EQ(engine.DescribeLayers()->at(2).delta, HOTPLANE_PRESENT);
   EXPECT_EQ(engine.WaitLayer(0).error().code, HOTPLANE_USAGE);
+  EXPECT_NE(engine.PlanJson()->find("\"actions\""), std::string::npos);
   ASSERT_TRUE(engine.Start().has_value());
   EXPECT_EQ(engine.WaitLayer(2)->ordinal, 2u);
   ASSERT_TRUE(engine.Wait().has_value());
