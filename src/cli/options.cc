@@ -35,6 +35,18 @@ void HonourReferenceVariables(std::vector<std::string>* notes) {
   }
 }
 
+// The library behind the options reads 010 as eight.
+const CLI::Validator kDecimal(
+    [](const std::string& text) {
+      uint64_t value = 0;
+      const char* const end = text.data() + text.size();
+      const auto [stopped, error] = std::from_chars(text.data(), end, value);
+      const bool leading_zero = text.size() > 1 && text[0] == '0';
+      if (error == std::errc() && stopped == end && !leading_zero) return std::string();
+      return Text("{} is not a decimal number without leading zeros that fits in 64 bits", text);
+    },
+    "");
+
 // Texts as they came; turned into Options after parsing, with our own messages.
 struct Raw {
   std::string tiers;
@@ -110,6 +122,7 @@ void Parser::AddGeneration(CLI::App* app) {
 void Parser::AddWorkers(CLI::App* app) {
   app->add_option("--workers", options_.workers, "Threads; 0: the CPUs this process may use")
       ->envname("HOTPLANE_WORKERS")
+      ->check(kDecimal)
       ->check(CLI::Range(0, 1024));
 }
 
@@ -145,6 +158,7 @@ void Parser::AddBuilding(CLI::App* app) {
   app->add_option("--batch", options_.batch, "Layers that begin to be built together")
       ->capture_default_str()
       ->envname("HOTPLANE_BATCH")
+      ->check(kDecimal)
       ->check(CLI::Range(1, 100000));
   app->add_option("--staging-limit", raw_.staging_limit,
                   "Memory for tensors in flight, such as 512M or 2G")
@@ -231,9 +245,10 @@ void Parser::AddExport() {
                  "hotplane export /store --layer 3 --part planes13 --out planes13.bin");
   app->add_option("DIR", options_.path, "The store")->required();
   AddGeneration(app);
-  app->add_option("--layer", options_.layer, "Ordinal of the layer")->required();
+  app->add_option("--layer", options_.layer, "Ordinal of the layer")->required()->check(kDecimal);
   app->add_option("--part", options_.part, "planes13, sc13, planes2, sc2, fp13 or fp2")->required();
-  app->add_option("--expert", options_.expert, "One expert; all of them in order otherwise");
+  app->add_option("--expert", options_.expert, "One expert; all of them in order otherwise")
+      ->check(kDecimal);
   app->add_option("--out", options_.out, "File to write")->required();
   app->add_flag("--encoded", options_.encoded, "fp parts as stored instead of as nibble planes");
 }
@@ -257,17 +272,27 @@ void Parser::AddSynth() {
       ->required();
   app->add_option("--layers", options_.layer_count, "Number of MoE layers")
       ->required()
+      ->check(kDecimal)
       ->check(CLI::Range(1, 1000));
-  app->add_option("--tiers", raw_.tiers, "base,delta; of a store")->default_str("base");
-  app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
-      ->default_str("quintal");
-  app->add_option("--checkpoint", options_.checkpoint_format,
-                  "Write a checkpoint instead of a store: mxfp4 or bf16");
+  CLI::Option* const tiers =
+      app->add_option("--tiers", raw_.tiers, "base,delta; of a store")->default_str("base");
+  CLI::Option* const delta =
+      app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
+          ->default_str("quintal");
+  CLI::Option* const checkpoint =
+      app->add_option("--checkpoint", options_.checkpoint_format,
+                      "Write a checkpoint instead of a store: mxfp4 or bf16");
   app->add_option("--mtp", options_.mtp_count, "MTP layers of an mxfp4 checkpoint, further ones")
+      ->needs(checkpoint)
+      ->check(kDecimal)
       ->check(CLI::Range(0, 16));
   app->add_option("--shard-size", raw_.shard_size, "Largest checkpoint file")
+      ->needs(checkpoint)
       ->capture_default_str();
-  app->add_option("--seed", options_.seed, "Seed of the random bytes")->capture_default_str();
+  checkpoint->excludes(tiers)->excludes(delta);
+  app->add_option("--seed", options_.seed, "Seed of the random bytes")
+      ->capture_default_str()
+      ->check(kDecimal);
   AddWorkers(app);
 }
 

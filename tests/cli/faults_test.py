@@ -340,6 +340,12 @@ class BadUsage(unittest.TestCase):
             ["boot", "/s", "-q", "-q"], ["boot", "/s", "--json", "--json"],
             ["boot", "/s", "--stall-timeout", "nan"], ["gc", "/s", "--generation", ""],
             ["boot", "/s", "extra"], ["doctor", "--isa", "sse9"],
+            ["export", "/s", "--layer", "010", "--part", "sc2", "--out", "/o"],
+            ["boot", "/s", "--workers", "0x2"], ["boot", "/s", "--batch", "+1"],
+            ["synth", "/s", "--geometry", "4,64,64", "--layers", "1", "--seed", "9" * 25],
+            ["synth", "/s", "--geometry", "4,64,64", "--layers", "1", "--mtp", "1"],
+            ["synth", "/s", "--geometry", "4,64,64", "--layers", "1", "--checkpoint", "bf16",
+             "--delta", "nibble"],
         ]
         for arguments in cases:
             done = command.run(*arguments)
