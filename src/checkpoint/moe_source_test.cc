@@ -801,6 +801,18 @@ TEST(Synth, CancelsBetweenBuffers) {
       WriteSynthCheckpoint(env, "/m", SmallOptions(SourceFormat::kBf16), pool, &cancel);
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code(), StatusCode::kInterrupted);
+  EXPECT_TRUE(env.List("/m")->empty()) << "what was begun is removed";
+}
+
+TEST(Synth, AFullDiskIsSaidFirstAndLeavesNothing) {
+  MemEnv env;
+  WorkerPool pool(1);
+  env.set_capacity_bytes(20000);
+  const auto result = WriteSynthCheckpoint(env, "/m", SmallOptions(SourceFormat::kBf16), pool);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code(), StatusCode::kCapacity);
+  EXPECT_NE(result.error().expected().find("free"), std::string::npos);
+  EXPECT_TRUE(env.List("/m")->empty());
 }
 
 }  // namespace

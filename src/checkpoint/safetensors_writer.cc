@@ -6,20 +6,11 @@
 
 #include "base/check.h"
 #include "base/format_text.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "checkpoint/shard_index.h"
 
 namespace hotplane {
-namespace {
-
-Result<void> WriteTextFile(Env& env, const std::string& path, const std::string& text) {
-  HP_ASSIGN(const std::unique_ptr<File> file, env.Open(path, OpenMode::kCreate));
-  HP_TRY(WriteFully(*file, 0, std::as_bytes(std::span(text))));
-  return file->Sync();
-}
-
-}  // namespace
-
 uint64_t TensorSpecBytes(const TensorSpec& spec) {
   uint64_t bytes = DtypeBytes(spec.dtype);
   for (const uint64_t dimension : spec.shape) bytes *= dimension;
@@ -48,12 +39,43 @@ CheckpointWriter::CheckpointWriter(Env& env, std::string directory, std::vector<
       tensors_(std::move(tensors)),
       options_(std::move(options)) {}
 
+CheckpointWriter::~CheckpointWriter() {
+  file_.reset();
+  for (const std::string& path : created_)
+    if (const Result<void> removed = env_->Remove(path); !removed)
+      Log(LogLevel::kWarning, "cannot remove {}: {}", path, removed.error().found());
+}
+
+Result<std::unique_ptr<File>> CheckpointWriter::CreateFile(const std::string& name) {
+  std::string path = JoinPath(directory_, name);
+  HP_ASSIGN(std::unique_ptr<File> file, env_->Open(path, OpenMode::kCreate));
+  created_.push_back(std::move(path));
+  return file;
+}
+
+Result<void> CheckpointWriter::WriteTextFile(const std::string& name, const std::string& text) {
+  HP_ASSIGN(const std::unique_ptr<File> file, CreateFile(name));
+  HP_TRY(WriteFully(*file, 0, std::as_bytes(std::span(text))));
+  return file->Sync();
+}
+
+Result<void> CheckpointWriter::CheckSpace() const {
+  HP_ASSIGN(const uint64_t free_bytes, env_->FreeBytes(directory_));
+  if (data_bytes_ <= free_bytes) return {};
+  return Fail(Status::Capacity("the checkpoint does not fit on the disk")
+                  .File(directory_)
+                  .Expected(Text("{} free", FormatBytes(data_bytes_)))
+                  .Found(Text("{} free", FormatBytes(free_bytes)))
+                  .Advice("fewer layers, or another directory"));
+}
+
 Result<CheckpointWriter> CheckpointWriter::Create(Env& env, const std::string& directory,
                                                   std::vector<TensorSpec> tensors,
                                                   CheckpointWriterOptions options) {
   CheckpointWriter writer(env, directory, std::move(tensors), std::move(options));
   HP_TRY(CreateDirectories(env, directory));
   writer.PlanShards();
+  HP_TRY(writer.CheckSpace());
   HP_TRY(writer.OpenShard());
   return writer;
 }
@@ -78,7 +100,7 @@ void CheckpointWriter::PlanShards() {
 
 Result<void> CheckpointWriter::OpenShard() {
   const Shard& shard = shards_[shard_];
-  HP_ASSIGN(file_, env_->Open(JoinPath(directory_, shard.name), OpenMode::kCreate));
+  HP_ASSIGN(file_, CreateFile(shard.name));
   const std::string header =
       EncodeSafetensorsHeader(std::span(tensors_).subspan(shard.begin, shard.end - shard.begin));
   data_start_ = header.size();
@@ -126,12 +148,14 @@ Result<void> CheckpointWriter::Finish() {
   HP_CHECK(shard_ + 1 == shards_.size() && written_ == shards_[shard_].bytes);
   HP_TRY(CloseShard());
   if (!options_.config_text.empty()) {
-    HP_TRY(WriteTextFile(*env_, JoinPath(directory_, "config.json"), options_.config_text));
+    HP_TRY(WriteTextFile("config.json", options_.config_text));
   }
   if (options_.shard_bytes_max != 0) {
-    HP_TRY(WriteTextFile(*env_, JoinPath(directory_, kShardIndexName), EncodeIndex()));
+    HP_TRY(WriteTextFile(kShardIndexName, EncodeIndex()));
   }
-  return env_->SyncDirectory(directory_);
+  HP_TRY(env_->SyncDirectory(directory_));
+  created_.clear();
+  return {};
 }
 
 }  // namespace hotplane

@@ -34,11 +34,17 @@ struct CheckpointWriterOptions {
   std::string config_text;  // config.json; none when empty
 };
 
-// Not thread-safe. A checkpoint that was not finished lacks its index (or, without shards, has a
-// file that is cut short) and is refused by Checkpoint::Open.
+// Move-only, not thread-safe. Destroyed before it has finished, it removes what it wrote. Killed,
+// it leaves a checkpoint that lacks its index (or, without shards, has a file that is cut short)
+// and is refused by Checkpoint::Open.
 class CheckpointWriter {
  public:
-  // `directory` is created when missing; files in the way are kSystem with EEXIST.
+  ~CheckpointWriter();
+  CheckpointWriter(CheckpointWriter&&) = default;
+  CheckpointWriter& operator=(CheckpointWriter&&) = delete;
+
+  // `directory` is created when missing; files in the way are kSystem with EEXIST,
+  // kCapacity when it does not fit on the disk.
   static Result<CheckpointWriter> Create(Env& env, const std::string& directory,
                                          std::vector<TensorSpec> tensors,
                                          CheckpointWriterOptions options);
@@ -61,6 +67,9 @@ class CheckpointWriter {
   CheckpointWriter(Env& env, std::string directory, std::vector<TensorSpec> tensors,
                    CheckpointWriterOptions options);
   void PlanShards();
+  Result<void> CheckSpace() const;
+  Result<std::unique_ptr<File>> CreateFile(const std::string& name);
+  Result<void> WriteTextFile(const std::string& name, const std::string& text);
   Result<void> OpenShard();
   Result<void> CloseShard();
   std::string EncodeIndex() const;
@@ -75,7 +84,8 @@ class CheckpointWriter {
   size_t shard_ = 0;  // the one being written; shards_.size() when all are
   std::unique_ptr<File> file_;
   uint64_t data_start_ = 0;
-  uint64_t written_ = 0;  // data bytes of the open shard
+  uint64_t written_ = 0;              // data bytes of the open shard
+  std::vector<std::string> created_;  // paths, until all is finished
 };
 
 }  // namespace hotplane
