@@ -20,10 +20,10 @@ constexpr double kPlotWidth = kDrawingWidth - kLabelWidth - 8;
 constexpr std::string_view kStyle = R"(
 :root{--page:#f6f7f8;--card:#fff;--text:#1b1f24;--soft:#5b6470;--line:#dfe3e8;--track:#e9ecf0;
 --read:#2f74d0;--verify:#2a9d6a;--publish:#1b1f24;--quantize:#d97a1f;--allocate:#8a77c9;
---plan:#c2418f;--wait:#c9a400;--skip:#aab3bd;--warn:#b45309;--warnpage:#fff6e5}
+--plan:#c2418f;--file:#7d5a3c;--wait:#c9a400;--skip:#aab3bd;--warn:#b45309;--warnpage:#fff6e5}
 @media(prefers-color-scheme:dark){:root{--page:#121417;--card:#1b1e23;--text:#e8eaed;
 --soft:#9aa4b0;--line:#30353d;--track:#2a2f36;--read:#5b9cf0;--verify:#45c08a;--publish:#f1f3f5;
---quantize:#f09a4b;--allocate:#a796e3;--plan:#e36ab4;--wait:#e0c341;--skip:#5d6772;
+--quantize:#f09a4b;--allocate:#a796e3;--plan:#e36ab4;--file:#c69c72;--wait:#e0c341;--skip:#5d6772;
 --warn:#f5b861;--warnpage:#2e2617}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--text);
@@ -56,7 +56,8 @@ font-family:inherit}svg .grid{stroke:var(--line)}svg .strong{fill:var(--text)}
 .publish{fill:var(--publish);background:var(--publish)}
 .quantize{fill:var(--quantize);background:var(--quantize)}
 .allocate{fill:var(--allocate);background:var(--allocate)}
-.plan{fill:var(--plan);background:var(--plan)}.wait{fill:var(--wait);background:var(--wait)}
+.plan{fill:var(--plan);background:var(--plan)}.file{fill:var(--file);background:var(--file)}
+.wait{fill:var(--wait);background:var(--wait)}
 .skip{fill:var(--skip);background:var(--skip)}.track{fill:var(--track)}.band{opacity:.22}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;margin:0 0 10px;font-size:13px;color:var(--soft)}
 .legend i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px;
@@ -132,7 +133,7 @@ constexpr Kind kKinds[] = {
     {"read", "read"},
     {"verify", "verify"},
     {"publish", "publish"},
-    {"publish file", "plan"},
+    {"publish file", "file"},
     {"wait", "wait"},
     {"quantize", "quantize"},
     {"page cache", "read"},
@@ -327,19 +328,23 @@ double RowHeight(size_t rows) { return rows <= 24 ? 22 : rows <= 64 ? 16 : 12; }
 
 // What no layer has a part in, and all wait for: memory being reserved and touched.
 void Page::DrawBefore(const TimeAxis& axis, double top, double height) {
-  Interval allocate{trace_->seconds, 0};
-  for (const ReportSpan& span : trace_->spans) {
-    if (trace_->names[span.name] != "allocate") continue;
-    allocate.begin = std::min(allocate.begin, span.begin);
-    allocate.end = std::max(allocate.end, span.end);
+  std::vector<Interval> bands;
+  for (const ReportSpan& span : trace_->spans)
+    if (trace_->names[span.name] == "allocate") bands.push_back({span.begin, span.end});
+  std::ranges::sort(bands, {}, &Interval::begin);
+  std::vector<Interval> merged;
+  for (const Interval& band : bands) {
+    if (merged.empty() || band.begin > merged.back().end) merged.push_back(band);
+    merged.back().end = std::max(merged.back().end, band.end);
   }
-  if (allocate.end <= allocate.begin) return;
-  const double begin = axis.X(allocate.begin);
-  const double width = axis.X(allocate.end) - begin;
-  out_ += Rect(begin, top, width, height, "allocate band");
-  if (width > 60)
+  for (const Interval& band : merged) {
+    const double begin = axis.X(band.begin);
+    const double width = axis.X(band.end) - begin;
+    out_ += Rect(begin, top, width, height, "allocate band");
+    if (width <= 60) continue;
     Add("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">allocate</text>\n",
         begin + width / 2, top + height / 2 + 4);
+  }
 }
 
 // Two lanes a layer: getting its bytes above, checking or writing them below; a line where it was
