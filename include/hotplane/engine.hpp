@@ -60,8 +60,9 @@ struct BootOptions {
   int delta_encoding = 0;       // HOTPLANE_QUINTALS, HOTPLANE_NIBBLES; 0: either
   uint32_t batch = 0;           // layers that begin to be built together; 0: 12
   uint64_t staging_limit_bytes = 0;
-  uint32_t first_expert = 0;  // of each layer
-  uint32_t expert_count = 0;  // 0: all
+  uint64_t pin_delta_bytes = 0;  // of delta records that the boot reads into their cache
+  uint32_t first_expert = 0;     // of each layer
+  uint32_t expert_count = 0;     // 0: all
   int base_residency = HOTPLANE_RESIDENCY_AUTO;
   uint64_t memory_bytes = 0;   // of the device, to use; 0: what is available
   uint64_t reserve_bytes = 0;  // of it, how much stays free
@@ -234,6 +235,7 @@ class Engine {
     to.delta_encoding = options.delta_encoding;
     to.batch = options.batch;
     to.staging_limit_bytes = options.staging_limit_bytes;
+    to.pin_delta_bytes = options.pin_delta_bytes;
     to.first_expert = options.first_expert;
     to.expert_count = options.expert_count;
     to.base_residency = options.base_residency;

@@ -167,10 +167,12 @@ typedef struct hotplane_boot_options {
   int delta_encoding; /* HOTPLANE_QUINTALS or HOTPLANE_NIBBLES, built and accepted; 0: quintals
                          are built, both accepted */
   uint32_t batch;     /* layers that begin to be built together; 0: 12 */
+  uint64_t pin_delta_bytes; /* of delta records that the boot reads into their cache, in layer and
+                               expert order; 0: none */
   uint64_t staging_limit_bytes; /* of tensors in flight; 0: a quarter of the available memory */
   /* What is booted, and to where. */
-  uint32_t first_expert; /* of each layer */
-  uint32_t expert_count; /* 0: all */
+  uint32_t first_expert;  /* of each layer */
+  uint32_t expert_count;  /* 0: all */
   int base_residency;     /* a hotplane_residency */
   uint64_t memory_bytes;  /* of the device, to use; 0: what is available */
   uint64_t reserve_bytes; /* of it, how much stays free */

@@ -53,8 +53,10 @@ struct BootReport {
     double seconds_ready = 0;   // from the start of Run to its publication
   };
   uint32_t layers_total = 0;
-  uint64_t bytes_needed = 0;     // data regions, padding included; of some experts their pieces
-  uint64_t bytes_read = 0;       // of them, read once each
+  uint64_t bytes_needed = 0;      // data regions, padding included; of some experts their pieces
+  uint64_t bytes_read = 0;        // of them, read once each
+  uint64_t bytes_read_delta = 0;  // of bytes_read, delta records that are pinned; else base
+  uint64_t bytes_pinned = 0;      // memory that is kept for them
   uint64_t bytes_read_disk = 0;  // of bytes_read, those that were not in the page cache (not --map)
   uint64_t bytes_reread = 0;     // repeats of bad chunks
   uint64_t bytes_metadata = 0;   // headers and tables
@@ -64,6 +66,7 @@ struct BootReport {
   double seconds_plan = 0;      // headers, tables, memory check
   double seconds_allocate = 0;  // memory reserved and touched
   double seconds_land = 0;      // read, verify, publish
+  double seconds_pin = 0;       // delta records read into pinned memory
   std::vector<LayerSource> sources;
   std::string read_path;  // how cold layers were read, and why so; empty: none was
   std::vector<std::string> warnings;

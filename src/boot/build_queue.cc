@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/trace.h"
 #include "base/units.h"
 
 namespace hotplane {
@@ -130,7 +131,12 @@ void BuildQueue::Fire() {
     fired_.push_back(layer);
   }
   pending_.clear();
-  while (threads_.size() < options_.worker_count) threads_.emplace_back([this] { Work(); });
+  while (threads_.size() < options_.worker_count) {
+    threads_.emplace_back([this, index = threads_.size()] {
+      NameTraceThread("builder", index);
+      Work();
+    });
+  }
   work_.notify_all();
 }
 

@@ -45,6 +45,8 @@ class Planner {
   uint64_t WantedBytes(const ManifestLayer& layer, const LayerLayout& layout) const;
   Result<void> CheckMissing() const;
   Result<void> PlaceBases();
+  Result<void> PinDelta();
+  uint64_t RecordBytes(const PlanEntry& entry) const;
   void Sum();
 
   const FileFacts& File(uint32_t layer, Encoding encoding) const {
@@ -251,6 +253,54 @@ Result<void> Planner::PlaceBases() {
   return {};
 }
 
+Result<void> Planner::PinDelta() {
+  if (config_.delta_pinned_bytes == 0) return {};
+  std::vector<PlanEntry*> wanted;
+  uint64_t slot_bytes = 0;
+  for (PlanEntry& entry : plan_.entries) {
+    if (TierOf(entry.encoding) != Tier::kDelta || entry.action == PlanAction::kSkip) continue;
+    wanted.push_back(&entry);
+    slot_bytes = std::max(slot_bytes, RoundUp(RecordBytes(entry), kPageBytes));
+  }
+  uint64_t slots = wanted.empty() ? 0 : config_.delta_pinned_bytes / slot_bytes;
+  if (!wanted.empty() && slots == 0)
+    return Fail(Status::Usage("not one delta record fits in the memory to pin them in")
+                    .Expected(Text("at least {} bytes", slot_bytes))
+                    .Found(Text("{} bytes", config_.delta_pinned_bytes)));
+  for (PlanEntry* entry : wanted) {
+    const uint32_t count = config_.experts ? config_.experts->end - config_.experts->begin
+                                           : facts_.manifest.layers[entry->layer].geometry.experts;
+    const auto pinned = static_cast<uint32_t>(std::min<uint64_t>(slots, count));
+    if (pinned == 0) break;
+    slots -= pinned;
+    const uint64_t bytes = pinned * RecordBytes(*entry);
+    entry->pinned_experts = pinned;
+    entry->residency = Residency::kHost;
+    entry->bytes_store = bytes;
+    plan_.bytes_host += bytes;
+    plan_.bytes_pinned += bytes;
+    const std::string what = pinned == count
+                                 ? std::string("pinned in host memory")
+                                 : Text("{} of {} experts pinned in host memory", pinned, count);
+    if (entry->action == PlanAction::kAttach) {
+      entry->action = PlanAction::kRead;
+      entry->bytes_skipped -= bytes;
+      entry->reason = "present: " + what;
+    } else {
+      entry->reason += "; " + what;
+    }
+  }
+  return {};
+}
+
+uint64_t Planner::RecordBytes(const PlanEntry& entry) const {
+  const LayerLayout layout = PlanLayerLayout(
+      entry.encoding, ShardGeometry(facts_.manifest.layers[entry.layer], config_.shard_world));
+  uint64_t bytes = 0;
+  for (const Section& section : layout.sections) bytes += section.expert_bytes;
+  return bytes;
+}
+
 void Planner::Sum() {
   plan_.layers_total = static_cast<uint32_t>(config_.layers.size());
   for (const PlanEntry& entry : plan_.entries) {
@@ -269,6 +319,7 @@ Result<BootPlan> Planner::Run() {
   for (const ManifestLayer& layer : facts_.manifest.layers) PlanLayer(layer);
   HP_TRY(CheckMissing());
   HP_TRY(PlaceBases());
+  HP_TRY(PinDelta());
   Sum();
   return std::move(plan_);
 }

@@ -74,6 +74,8 @@ struct PlanConfig {
   uint64_t device_bytes = 0;                        // what the device has free
   uint64_t reserve_bytes = 0;                       // of it, kept for others
   std::optional<ExpertRange> experts;               // none: all
+  // Host memory for delta records of the wanted delta layers, in layer order; 0: they stay on disk.
+  uint64_t delta_pinned_bytes = 0;
   bool no_build = false;
   uint32_t shard_rank = 0;
   uint32_t shard_world = 1;
@@ -85,7 +87,9 @@ struct PlanEntry {
   bool mtp = false;
   Encoding encoding = Encoding::kInvalid;  // of a delta tier nobody has: the preferred one
   PlanAction action = PlanAction::kInvalid;
-  Residency residency = Residency::kInvalid;  // of a base that is used: kDevice or kHost
+  // Of a base that is used: kDevice or kHost; of a delta tier with pinned records: kHost.
+  Residency residency = Residency::kInvalid;
+  uint32_t pinned_experts = 0;  // of a delta tier, from the first wanted expert on
   std::string reason;
   uint64_t bytes_store = 0;       // read from the store
   uint64_t bytes_checkpoint = 0;  // read from the checkpoint; shared ones count at the base
@@ -102,6 +106,7 @@ struct BootPlan {
   uint64_t bytes_skipped = 0;
   uint64_t bytes_device = 0;  // resident after the boot
   uint64_t bytes_host = 0;
+  uint64_t bytes_pinned = 0;        // of bytes_host, delta records
   uint64_t device_limit_bytes = 0;  // device memory without the reserve
   std::vector<std::string> warnings;
 
@@ -110,7 +115,8 @@ struct BootPlan {
   bool builds() const { return bytes_built > 0; }
 };
 
-// kUsage: experts, rank or world that the generation does not have. kData naming the layers: absent
+// kUsage: experts, rank or world that the generation does not have, or less memory to pin delta
+// records in than one takes. kData naming the layers: absent
 // or damaged, and no checkpoint at hand or no_build. kSystem: to be built into a store that cannot
 // be written. kCapacity, with the numbers: the bases that must be on the device do not fit there.
 Result<BootPlan> PlanBoot(const PlanFacts& facts, const PlanConfig& config);

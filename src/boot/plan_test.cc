@@ -320,6 +320,43 @@ TEST(Plan, DeviceRefusesWithTheNumbers) {
   EXPECT_EQ(c.Refusal().exit_code(), 4);
 }
 
+TEST(Plan, PinsDeltaRecordsInOrderAsFarAsTheyFit) {
+  Case c;
+  const LayerLayout layout = LayoutOf(Encoding::kDeltaQuintal);
+  uint64_t record_bytes = 0;
+  for (const Section& section : layout.sections) record_bytes += section.expert_bytes;
+  const uint64_t slot_bytes = (record_bytes + 4095) / 4096 * 4096;
+  const uint32_t experts = kGeometry.experts;
+  c.Absent(1, Encoding::kDeltaQuintal);
+  c.WithCheckpoint();
+  std::erase(c.config.delta_layers, 0u);
+  c.config.delta_pinned_bytes = (2 * experts + 1) * slot_bytes + slot_bytes - 1;
+  const BootPlan plan = c.Plan();
+  const uint32_t pinned[] = {0, experts, experts, 1, 0};
+  for (uint32_t layer = 0; layer < 5; ++layer) {
+    const PlanEntry& delta = plan.Of(layer, Tier::kDelta);
+    EXPECT_EQ(delta.pinned_experts, pinned[layer]) << layer;
+    EXPECT_EQ(delta.bytes_store, pinned[layer] * record_bytes) << layer;
+    EXPECT_EQ(delta.residency, pinned[layer] > 0 ? Residency::kHost : Residency::kInvalid) << layer;
+  }
+  EXPECT_EQ(plan.Of(0, Tier::kDelta).action, PlanAction::kSkip);
+  EXPECT_EQ(plan.Of(1, Tier::kDelta).action, PlanAction::kBuild);
+  EXPECT_EQ(plan.Of(2, Tier::kDelta).action, PlanAction::kRead);
+  EXPECT_EQ(plan.Of(2, Tier::kDelta).bytes_skipped, kDeltaFile - experts * record_bytes);
+  EXPECT_EQ(plan.Of(4, Tier::kDelta).action, PlanAction::kAttach);
+  EXPECT_EQ(plan.bytes_pinned, (2 * experts + 1) * record_bytes);
+  EXPECT_EQ(plan.bytes_store, kAllLayers * kBaseData + plan.bytes_pinned);
+
+  c.config.delta_pinned_bytes = slot_bytes - 1;
+  EXPECT_EQ(c.Refusal().exit_code(), 2);
+  c.config.delta_layers.clear();
+  EXPECT_EQ(c.Plan().bytes_pinned, 0u) << "no delta tier is wanted";
+  c.config.delta_layers = {5};
+  c.config.experts = ExpertRange{1, 2};
+  c.config.delta_pinned_bytes = UINT64_MAX;
+  EXPECT_EQ(c.Plan().Of(5, Tier::kDelta).pinned_experts, 1u);
+}
+
 TEST(Plan, RanksAndWorlds) {
   Case c(4);
   c.config.shard_rank = 3;

@@ -112,6 +112,7 @@ Result<void> SetBuildOptions(const hotplane_boot_options& options, EngineOptions
   if (options.batch != 0) engine->build.batch_size = options.batch;
   engine->build.worker_count = options.workers;
   engine->build.staging_limit_bytes = options.staging_limit_bytes;
+  engine->pin_delta_bytes = options.pin_delta_bytes;
   return {};
 }
 

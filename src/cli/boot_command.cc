@@ -29,6 +29,7 @@ EngineOptions ToEngineOptions(const Context& context, Progress* progress) {
   engine.delta_encodings = options.delta_encodings;
   engine.base_residency = options.base_residency;
   engine.reserve_bytes = options.reserve_bytes;
+  engine.pin_delta_bytes = options.pin_delta_bytes;
   engine.experts = options.experts;
   engine.zero_mode = options.zero_mode_given;
   engine.dry_run = options.dry_run;
@@ -51,8 +52,9 @@ EngineOptions ToEngineOptions(const Context& context, Progress* progress) {
 void PrintReport(const Engine& engine) {
   const BootReport& report = engine.report();
   const double limit = engine.limit_bytes_per_second();
+  const uint64_t base_bytes = report.bytes_read - report.bytes_read_delta;
   const double rate =
-      report.seconds_land > 0 ? static_cast<double>(report.bytes_read) / report.seconds_land : 0;
+      report.seconds_land > 0 ? static_cast<double>(base_bytes) / report.seconds_land : 0;
   if (engine.plan().builds()) {
     const BuildReport build = engine.build_report();
     PrintLine(Text("built {} layers: read {} of the checkpoint, wrote {}", build.layers_built,
@@ -65,9 +67,12 @@ void PrintReport(const Engine& engine) {
                  FormatSeconds(report.seconds_allocate), FormatSeconds(report.seconds_land)));
   if (!report.sources.empty())
     PrintLine(Text("{} landing, {:.0f}% of the {} that this memory gives; first layer after {}",
-                   FormatRate(report.bytes_read, report.seconds_land),
-                   limit > 0 ? 100 * rate / limit : 0, FormatRate(static_cast<uint64_t>(limit), 1),
+                   FormatRate(base_bytes, report.seconds_land), limit > 0 ? 100 * rate / limit : 0,
+                   FormatRate(static_cast<uint64_t>(limit), 1),
                    FormatSeconds(report.sources.front().seconds_ready)));
+  if (report.bytes_read_delta > 0)
+    PrintLine(Text("pinned {} of delta records in {}", FormatBytes(report.bytes_read_delta),
+                   FormatSeconds(report.seconds_pin)));
   if (report.bytes_skipped > 0)
     PrintLine(Text("skipped {}: there, and not needed ({})", FormatBytes(report.bytes_skipped),
                    engine.plan().entries[1].reason));

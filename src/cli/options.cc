@@ -55,6 +55,7 @@ struct Raw {
   std::string base = "auto";
   std::string memory = "auto";
   std::string reserve = "0";
+  std::string pin_delta = "0";
   std::string experts;
   std::string staging_limit = "auto";
   std::string verify = "all";
@@ -194,6 +195,10 @@ void Parser::AddBoot() {
                   "Layers whose delta tier is wanted; all of them otherwise");
   app->add_option("--no-delta-layers", options_.no_delta_layers,
                   "Layers whose delta tier is not wanted");
+  app->add_option("--pin-delta", raw_.pin_delta,
+                  "Host memory to keep delta records in; 0: they stay on disk")
+      ->capture_default_str()
+      ->envname("HOTPLANE_PIN_DELTA");
   app->add_option("--base", raw_.base,
                   "Where the base lives: device, host, or auto (the host takes what does not fit)")
       ->capture_default_str();
@@ -375,6 +380,7 @@ Result<void> Parser::FinishBoot() {
     if (options_.memory_bytes == 0)
       return Fail(Status::Usage("--memory 0").Expected("a size above 0, or auto"));
   }
+  HP_ASSIGN(options_.pin_delta_bytes, ParseSize(raw_.pin_delta));
   if (raw_.reserve != "auto") {
     HP_ASSIGN(options_.reserve_bytes, ParseSize(raw_.reserve));
   }

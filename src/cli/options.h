@@ -66,6 +66,7 @@ struct Options {
   Residency base_residency = Residency::kAuto;
   uint64_t memory_bytes = 0;  // 0: what the machine has available
   uint64_t reserve_bytes = 0;
+  uint64_t pin_delta_bytes = 0;
   std::optional<ExpertRange> experts;
 
   uint32_t layer = 0;  // export

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -48,6 +49,8 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
   engine->generation_id_ = GenerationOf(engine->manifest_.identity);
   if (engine->generation_ != nullptr) {
     engine->options_.records.worker_count = options.worker_count;
+    uint64_t& cache_bytes = engine->options_.records.delta_cache_bytes;
+    cache_bytes = std::max(cache_bytes, options.pin_delta_bytes);
     engine->records_ =
         std::make_unique<ExpertRecords>(*engine->generation_, engine->options_.records);
   }
@@ -156,6 +159,7 @@ Result<PlanConfig> Engine::MakeConfig() const {
                                                               : ReadMemoryLimit().available_bytes;
   config.reserve_bytes = options_.reserve_bytes;
   config.experts = options_.experts;
+  config.delta_pinned_bytes = options_.pin_delta_bytes;
   config.no_build = options_.no_build;
   config.shard_rank = options_.shard_rank;
   config.shard_world = options_.shard_world;
@@ -229,7 +233,7 @@ Result<void> Engine::Boot(const LayerReady& on_layer_ready) {
     HP_TRY(StartBuilds());
     HP_TRY(BootBases());
     if (cold_ != nullptr && cold_->started()) HP_TRY(cold_->queue().Finish());
-    return {};
+    return PinDelta();
   }();
   on_layer_ready_ = nullptr;
   {
@@ -260,6 +264,36 @@ Result<void> Engine::BootBases() {
     seconds_since_boot_began_ = SecondsSince(start);
     HP_TRY(BootSegment(begin, SegmentEnd(begin)));
   }
+  return {};
+}
+
+// As a bulk pass: what a consumer of an early layer has asked for meanwhile keeps its place.
+Result<void> Engine::PinDelta() {
+  if (plan_->bytes_pinned == 0) return {};
+  const auto start = Clock::now();
+  if (options_.boot.progress != nullptr)
+    options_.boot.progress->Begin("pinning delta records", plan_->bytes_pinned);
+  const uint32_t first = options_.experts ? options_.experts->begin : 0;
+  uint64_t read_bytes = 0;
+  for (const PlanEntry& entry : plan_->entries) {
+    if (entry.pinned_experts == 0) continue;
+    if (options_.boot.cancel != nullptr) HP_TRY(options_.boot.cancel->Check());
+    std::vector<uint32_t> experts(entry.pinned_experts);
+    std::iota(experts.begin(), experts.end(), first);
+    HP_ASSIGN(const size_t cached, records_->Prefetch(RecordKind::kDelta, entry.layer, experts));
+    if (cached < experts.size())
+      Warn(Text("layer {}: {} of {} delta records found no place in pinned memory", entry.layer,
+                experts.size() - cached, experts.size()));
+    const uint64_t bytes = entry.bytes_store / experts.size() * cached;
+    read_bytes += bytes;
+    if (options_.boot.progress != nullptr) options_.boot.progress->Add(bytes);
+  }
+  std::lock_guard lock(mutex_);
+  report_.bytes_read += read_bytes;
+  report_.bytes_read_delta = read_bytes;
+  report_.bytes_verified += read_bytes;
+  report_.bytes_pinned = records_->cache_stats(RecordKind::kDelta).bytes_max;
+  report_.seconds_pin = SecondsSince(start);
   return {};
 }
 

@@ -38,6 +38,7 @@ struct EngineOptions {
   std::vector<Encoding> delta_encodings = {Encoding::kDeltaQuintal, Encoding::kDeltaNibble};
   Residency base_residency = Residency::kAuto;
   uint64_t reserve_bytes = 0;
+  uint64_t pin_delta_bytes = 0;  // of delta records that Boot reads into the records' delta cache
   std::optional<ExpertRange> experts;
   uint32_t shard_rank = 0;
   uint32_t shard_world = 1;
@@ -112,6 +113,7 @@ class Engine {
   Result<PlanConfig> MakeConfig() const;
   Result<void> StartBuilds();
   Result<void> BootBases();
+  Result<void> PinDelta();
   size_t SegmentEnd(size_t begin) const;
   Result<void> BootSegment(size_t begin, size_t end);
   Result<void> RunSession(size_t begin, size_t end);

@@ -114,6 +114,36 @@ SynthCheckpointOptions ScenarioModel() {
   return model;
 }
 
+TEST(Engine, PinsDeltaRecordsAndCountsThem) {
+  MemEnv env;
+  WriteCheckpoint(env, SmallModel());
+  (void)BootEngine(env, WithCheckpoint(/*delta=*/true)).value();
+  FaultEnv watched(env);
+  EngineOptions options = StoreOnly(/*delta=*/true);
+  const uint32_t experts = SmallModel().geometry.experts;
+  uint64_t record_bytes = 0;
+  for (const Section& section :
+       PlanLayerLayout(Encoding::kDeltaQuintal, SmallModel().geometry).sections)
+    record_bytes += section.expert_bytes;
+  options.pin_delta_bytes = (experts + 1) * ((record_bytes + 4095) / 4096 * 4096);
+  const Outcome boot = BootEngine(watched, options).value();
+  EXPECT_EQ(boot.json["bytes_read_delta"], (experts + 1) * record_bytes);
+  EXPECT_EQ(boot.json["bytes_read"], boot.json["bytes_needed"]);
+  EXPECT_EQ(boot.json["bytes_verified"], boot.json["bytes_read"]);
+  EXPECT_EQ(boot.json["peak_pinned_bytes"], options.pin_delta_bytes);
+  const uint64_t read_before = ReadBytes(watched, ".delta");
+  ExpertRecords& records = boot.engine->records();
+  for (const ExpertKey key : {ExpertKey{0, 0}, ExpertKey{0, experts - 1}, ExpertKey{1, 0}}) {
+    const PinnedRecord record = records.Get(RecordKind::kDelta, key, RecordAccess::kDemand).value();
+    std::vector<std::byte> read(record_bytes);
+    EXPECT_EQ(record.parts[0].size() + record.parts[1].size(), record_bytes);
+    ASSERT_TRUE(boot.engine->ReadDelta(key.layer, key.expert, read).has_value());
+    EXPECT_TRUE(std::equal(record.parts[0].begin(), record.parts[0].end(), read.begin()));
+  }
+  EXPECT_EQ(records.cache_stats(RecordKind::kDelta).hits, 3u);
+  EXPECT_GT(ReadBytes(watched, ".delta"), read_before) << "ReadDelta itself reads";
+}
+
 TEST(Scenario, FortyFourLayersFirstAndWarm) {
   constexpr uint32_t kLayers = 44;
   MemEnv env;

@@ -107,8 +107,8 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
                     [](const PlanEntry& entry) { return entry.action == PlanAction::kAttach; });
   json["bytes_needed"] = report.bytes_needed;
   json["bytes_read"] = report.bytes_read;
-  json["bytes_read_base"] = report.bytes_read;
-  json["bytes_read_delta"] = 0;
+  json["bytes_read_base"] = report.bytes_read - report.bytes_read_delta;
+  json["bytes_read_delta"] = report.bytes_read_delta;
   json["bytes_read_checkpoint"] = build.bytes_read;
   json["bytes_metadata"] = report.bytes_metadata;
   json["bytes_reread"] = report.bytes_reread;
@@ -119,8 +119,9 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
   json["seconds_by_phase"] = {{"plan", report.seconds_plan},
                               {"fingerprint", build.seconds_fingerprint},
                               {"allocate", report.seconds_allocate},
-                              {"land", report.seconds_land}};
-  const double rate = Rate(report.bytes_read, report.seconds_land);
+                              {"land", report.seconds_land},
+                              {"pin", report.seconds_pin}};
+  const double rate = Rate(report.bytes_read - report.bytes_read_delta, report.seconds_land);
   json["gigabytes_per_second"] = rate;
   json["limit_gigabytes_per_second"] = nullptr;
   json["share_of_limit"] = nullptr;
@@ -134,7 +135,7 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
   json["peak_staging_bytes"] = build.peak_staging_bytes;
   json["bytes_read_disk"] = report.bytes_read_disk;
   json["read_path"] = report.read_path;
-  json["peak_pinned_bytes"] = 0;
+  json["peak_pinned_bytes"] = report.bytes_pinned;
   json["generation"] = ToHex(generation);
   json["warnings"] = report.warnings;
   json["machine"] = MachineJson();
@@ -151,6 +152,7 @@ std::string BootPlanJson(const BootPlan& plan, const Digest128& generation) {
   json["bytes_skipped"] = plan.bytes_skipped;
   json["bytes_device"] = plan.bytes_device;
   json["bytes_host"] = plan.bytes_host;
+  json["bytes_pinned"] = plan.bytes_pinned;
   json["device_limit_bytes"] = plan.device_limit_bytes;
   json["actions"] = ActionsJson(plan);
   json["warnings"] = plan.warnings;

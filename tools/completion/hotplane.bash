@@ -9,7 +9,7 @@ _hotplane_options() {
       ;;
     boot)
       echo "$general --checkpoint --no-build --generation --layers --experts --tiers --delta
-        --delta-layers --no-delta-layers --base --memory --reserve --map --verify --dry-run
+        --delta-layers --no-delta-layers --pin-delta --base --memory --reserve --map --verify --dry-run
         --zero-mode --cache --workers --batch --staging-limit --stall-timeout --no-lock --trace"
       ;;
     warm) echo "$general --generation --tiers --workers" ;;
