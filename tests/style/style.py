@@ -67,6 +67,8 @@ class Tree:
         for folder, dirs, files in os.walk(self.root):
             dirs[:] = sorted(d for d in dirs if d not in SKIPPED_DIRS)
             for name in sorted(files):
+                if name in SKIPPED_DIRS:  # .git of a linked worktree is a file
+                    continue
                 path = Path(folder, name)
                 relative = path.relative_to(self.root)
                 self.paths.append(relative)

@@ -9,8 +9,9 @@ _hotplane_options() {
       ;;
     boot)
       echo "$general --checkpoint --no-build --generation --layers --experts --tiers --delta
-        --delta-layers --no-delta-layers --pin-delta --base --memory --reserve --map --verify --dry-run
-        --zero-mode --cache --workers --batch --staging-limit --stall-timeout --no-lock --trace"
+        --delta-layers --no-delta-layers --pin-delta --base --memory --reserve --map --verify
+        --dry-run --zero-mode --cache --workers --batch --staging-limit
+        --stall-timeout --no-lock --trace"
       ;;
     warm) echo "$general --generation --tiers --workers" ;;
     inspect) echo "$general --generation" ;;
