@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "base/topology.h"
 #include "base/units.h"
 
 namespace hotplane {
@@ -68,6 +69,20 @@ Result<double> MeasureCopyRate(WorkerPool& pool, std::span<const std::byte> byte
   return BestRate(pool, bytes, [&](std::span<const std::byte> piece, size_t index, size_t worker) {
     const size_t offset = index * kPieceBytes % kWindowBytes;
     std::memcpy(windows[worker].data() + offset, piece.data(), piece.size());
+  });
+}
+
+Result<void> BackFreeMemory(uint64_t bytes) {
+  constexpr uint64_t kTouchBytes = 32 * kMiB;
+  // Some stays for whoever else needs memory meanwhile.
+  const uint64_t free_bytes = ReadMemoryLimit().available_bytes / 16 * 15;
+  HP_ASSIGN(const HugeBuffer buffer, HugeBuffer::Allocate(std::min(bytes, free_bytes)));
+  WorkerPool pool;
+  return pool.ParallelFor((buffer.size() + kTouchBytes - 1) / kTouchBytes, [&](size_t i, size_t) {
+    const uint64_t begin = i * kTouchBytes;
+    TouchPages(
+        buffer.span().subspan(begin, std::min<uint64_t>(kTouchBytes, buffer.size() - begin)));
+    return Result<void>();
   });
 }
 

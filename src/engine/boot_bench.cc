@@ -153,21 +153,6 @@ class Limits {
   uint64_t bytes_ = 0;
 };
 
-// A virtual machine may have given free memory back to its host, and getting it again costs more
-// than a disk read: free page reporting was seen to make fresh memory appear at 0.5 GB/s. So
-// whatever is timed against the disk finds that much memory at hand, the raw reads too.
-Result<void> BackMemory(uint64_t bytes) {
-  const uint64_t free_bytes = ReadMemoryLimit().available_bytes / 16 * 15;
-  HP_ASSIGN(const HugeBuffer buffer, HugeBuffer::Allocate(std::min(bytes, free_bytes)));
-  constexpr uint64_t kPiece = 32 * kMiB;
-  WorkerPool pool;
-  return pool.ParallelFor((buffer.size() + kPiece - 1) / kPiece, [&](size_t i, size_t) {
-    const uint64_t begin = i * kPiece;
-    TouchPages(buffer.span().subspan(begin, std::min<uint64_t>(kPiece, buffer.size() - begin)));
-    return Result<void>();
-  });
-}
-
 // What a piece of the page cache is dropped in for a half-cached store.
 constexpr uint64_t kHalfPieceBytes = 64 * kMiB;
 
@@ -257,21 +242,21 @@ Result<void> MeasureCold(const Options& options, const Generation& generation, d
     std::memset(touched.data(), 1, touched.size());
     for (const bool direct : {true, false}) {
       const uint64_t dropped = disk.Drop(false);
-      HP_TRY(BackMemory(dropped));
+      HP_TRY(BackFreeMemory(dropped));
       HP_ASSIGN(raw[direct], disk.ReadRate(direct, touched.span()));
     }
   }
   BootRun cold[2];
   for (const bool bypass : {true, false}) {
     const uint64_t dropped = disk.Drop(false);
-    HP_TRY(BackMemory(2 * dropped));
+    HP_TRY(BackFreeMemory(2 * dropped));
     HP_ASSIGN(cold[bypass],
               RunBoot(options, false, bypass ? CacheMode::kBypass : CacheMode::kKeep));
   }
   // The last boot left everything in the page cache.
   const double best = std::max(raw[0], raw[1]);
   const auto dropped = static_cast<double>(disk.Drop(true));
-  HP_TRY(BackMemory(2 * static_cast<uint64_t>(dropped)));
+  HP_TRY(BackFreeMemory(2 * static_cast<uint64_t>(dropped)));
   HP_ASSIGN(const BootRun half, RunBoot(options, false, CacheMode::kBypass));
   if (!counted) return {};
   samples->raw_direct.push_back(raw[true]);
@@ -347,7 +332,7 @@ Result<std::vector<Measurement>> Measure(const Options& options, uint64_t* bytes
       if (counted) copy_rates.push_back(copy_rate);
     }
     for (const bool map : {true, false}) {
-      if (!map) HP_TRY(BackMemory(*bytes));
+      if (!map) HP_TRY(BackFreeMemory(*bytes));
       HP_ASSIGN(const BootRun run, RunBoot(options, map));
       if (!counted) continue;
       land[map].push_back(run.land_rate);

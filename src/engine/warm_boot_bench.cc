@@ -296,11 +296,14 @@ Result<void> Round(const Options& options, const StoreParts& parts, bool first, 
                    Limits* limits) {
   HP_TRY(WarmTiers(options, {Tier::kBase, Tier::kDelta}));
   HP_TRY(MeasureMemory(parts, limits));
+  // Each way finds the memory that it asks for at hand.
+  HP_TRY(BackFreeMemory(parts.base_bytes + parts.fp4_bytes));
   {
     Layers kept;
     HP_ASSIGN(const Sample sample, ReferenceBefore(parts, options.small_pages, &kept));
     (*samples)[kBefore].push_back(sample);
   }
+  HP_TRY(BackFreeMemory(parts.base_bytes));
   Layers kept;
   HP_ASSIGN(const Sample after, ReferenceAfter(parts, options.small_pages, &kept));
   (*samples)[kAfter].push_back(after);
@@ -309,6 +312,7 @@ Result<void> Round(const Options& options, const StoreParts& parts, bool first, 
     HP_TRY(Hotplane(options, true, &kept));
   }
   kept.clear();
+  HP_TRY(BackFreeMemory(parts.base_bytes));
   HP_ASSIGN(const Sample warm, Hotplane(options, false, nullptr));
   (*samples)[kWarm].push_back(warm);
   HP_ASSIGN(const Sample mapped, Hotplane(options, true, nullptr));
@@ -319,6 +323,7 @@ Result<void> Round(const Options& options, const StoreParts& parts, bool first, 
   limits->disk_direct.push_back(direct);
   limits->disk_buffered.push_back(buffered);
   HP_TRY(DropFiles(parts.base_files));
+  HP_TRY(BackFreeMemory(2 * parts.base_bytes));
   HP_ASSIGN(Sample cold, Hotplane(options, false, nullptr));
   cold.share_of_limit =
       static_cast<double>(parts.base_bytes) / cold.seconds_landing / std::max(direct, buffered);
