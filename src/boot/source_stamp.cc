@@ -6,6 +6,7 @@
 #include "base/format_text.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "store/generation_files.h"
 #include "store/paths.h"
 
 namespace hotplane {
@@ -38,7 +39,8 @@ Result<std::string> MakeSourceStamp(Env& env, const std::string& checkpoint_path
 void KeepSourceStamp(const Generation& generation, const std::string& stamp) {
   if (MatchesSourceStamp(generation, stamp)) return;
   const Result<void> published =
-      PublishFile(generation.env(), StampPath(generation), std::as_bytes(std::span(stamp)));
+      PublishGenerationFile(generation.env(), generation.directory(), kSourceStampName,
+                            std::as_bytes(std::span(stamp)), /*replace=*/true);
   if (!published) Log(LogLevel::kInfo, "no source stamp was kept: {}", published.error().what());
 }
 

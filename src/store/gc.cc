@@ -64,7 +64,7 @@ class Collector {
       if (!layer && !IsGenerationTemporary(name)) continue;
       const std::string path = JoinPath(generation, name);
       HP_ASSIGN(const Attempt attempt,
-                TryLock(JoinPath(locks, layer ? LayerStem(*layer) : kUsersLockName)));
+                TryLock(JoinPath(locks, layer ? LayerStem(*layer) : kGenerationLockName)));
       if (!attempt.free) {
         report_.kept_in_use.push_back(path);
         continue;

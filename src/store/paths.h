@@ -15,6 +15,7 @@ inline constexpr char kManifestName[] = "manifest";
 inline constexpr char kLocksName[] = "locks";
 inline constexpr char kSourceStampName[] = "source-stamp";
 inline constexpr char kUsersLockName[] = "users";
+inline constexpr char kGenerationLockName[] = "generation";
 inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
 
 // "layer-0007": at least four digits.

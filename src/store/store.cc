@@ -6,6 +6,7 @@
 
 #include "base/format_text.h"
 #include "base/log.h"
+#include "store/generation_files.h"
 #include "store/generation_state.h"
 #include "store/locks.h"
 #include "store/paths.h"
@@ -169,9 +170,11 @@ Result<Generation> Store::TryCreateGeneration(Env& env, const std::string& direc
   const std::string file = JoinPath(path, kManifestName);
   const std::string text = EncodeManifest(manifest);
   HP_TRY(DecodeManifest(text, file));  // shapes that no layer file can hold are refused before
+  HP_TRY(RemoveGenerationTemporaries(env, path));
   HP_ASSIGN(const FileStat stat, env.Stat(file));
   if (stat.type == FileType::kInvalid)
-    HP_TRY(PublishFile(env, file, std::as_bytes(std::span(text))));
+    HP_TRY(PublishGenerationFile(env, path, kManifestName, std::as_bytes(std::span(text)),
+                                 /*replace=*/false));
   HP_ASSIGN(Generation generation, LoadGeneration(env, path, id, std::move(lock)));
   if (generation.manifest_digest() == Digest(text)) return generation;
   HP_TRY(CheckSameLayers(generation.manifest(), manifest, file));

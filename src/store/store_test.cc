@@ -169,6 +169,29 @@ TEST_P(StoreTest, AWriterThatIsDroppedLeavesNothing) {
   EXPECT_EQ(generation.Probe(0, Encoding::kBase).presence, Presence::kAbsent);
 }
 
+// A build that was killed while it published them; another one has published the manifest since.
+TEST_P(StoreTest, TemporariesOfAGenerationAreRemovedUnlessSomebodyIsWriting) {
+  const std::string directory =
+      Store::OpenOrCreateGeneration(env(), root(), SampleManifest())->directory();
+  for (const bool writing : {true, false}) {
+    for (const char* name : {".tmp-manifest-4194303-0", ".tmp-source-stamp-4194303-1"}) {
+      const std::string path = JoinPath(directory, name);
+      if (env().Stat(path)->type != FileType::kInvalid) continue;
+      ASSERT_TRUE(env().Open(path, OpenMode::kCreate).has_value());
+    }
+    std::unique_ptr<FileLock> lock;
+    if (writing) {
+      lock = env()
+                 .Lock(JoinPath(JoinPath(directory, kLocksName), kGenerationLockName),
+                       LockKind::kExclusive, LockWait::kTry)
+                 .value();
+      ASSERT_NE(lock, nullptr);
+    }
+    ASSERT_TRUE(Store::OpenOrCreateGeneration(env(), root(), SampleManifest()).has_value());
+    EXPECT_EQ(TemporariesIn(directory).size(), writing ? 2u : 0u);
+  }
+}
+
 TEST_P(StoreTest, LosingTheRaceToPublishIsSuccess) {
   const Generation generation =
       Store::OpenOrCreateGeneration(env(), root(), SampleManifest()).value();
@@ -392,6 +415,8 @@ TEST_P(StoreTest, GcTouchesNothingInUse) {
 
   auto builder =
       env().Lock(JoinPath(path, "locks/layer-0000"), LockKind::kExclusive, LockWait::kTry).value();
+  auto publisher =
+      env().Lock(JoinPath(path, "locks/generation"), LockKind::kExclusive, LockWait::kTry).value();
   GcReport report = Store::CollectGarbage(env(), root(), prefix, false).value();
   EXPECT_EQ(report.kept_in_use, std::vector<std::string>{path});
   EXPECT_TRUE(report.removed.empty());
@@ -407,6 +432,10 @@ TEST_P(StoreTest, GcTouchesNothingInUse) {
   EXPECT_EQ(report.removed, std::vector<std::string>{layer_temporary});
   EXPECT_EQ(report.kept_in_use, std::vector<std::string>{manifest_temporary});
   EXPECT_EQ(report.bytes_freed, 5u);
+  publisher.reset();
+  report = Store::CollectGarbage(env(), root(), "", false).value();
+  EXPECT_EQ(report.removed, std::vector<std::string>{manifest_temporary});
+  EXPECT_EQ(report.bytes_freed, 3u);
   WorkerPool pool(1);
   EXPECT_TRUE(user->Verify(pool, nullptr, {})->findings.empty());
 
