@@ -97,9 +97,14 @@ TEST(Trace, BoundedAndSaysWhatDidNotFit) {
   StartTrace();
   for (size_t i = 0; i < kTraceSpansPerThreadMax + 7; ++i) const TraceSpan span("read");
   StopTrace();
-  const Json trace = Json::parse(TraceJson({}));
-  EXPECT_EQ(SpansOf(trace).size(), kTraceSpansPerThreadMax);
-  EXPECT_EQ(trace.at("otherData").at("spans_dropped"), 7);
+  // As text: parsing so many takes a minute under a sanitizer.
+  const std::string trace = TraceJson({});
+  size_t count = 0;
+  for (size_t at = trace.find("\"ph\":\"X\""); at != std::string::npos;
+       at = trace.find("\"ph\":\"X\"", at + 1))
+    ++count;
+  EXPECT_EQ(count, kTraceSpansPerThreadMax);
+  EXPECT_NE(trace.find("\"spans_dropped\":7"), std::string::npos) << trace.substr(0, 400);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "base/fault_guard.h"
 #include "base/format_text.h"
 #include "base/memory.h"
+#include "base/sweep_step.h"
 #include "base/units.h"
 #include "boot/boot_testing.h"
 #include "boot/limits.h"
@@ -105,12 +106,7 @@ TEST_F(BootTest, EveryFlippedBitOfABaseFileIsFoundAndNamed) {
   // every bit of header and table.
   const std::string& file = base_files_[1];
   const uint64_t bytes = env_.Files().at(file).size();
-#if defined(__SANITIZE_THREAD__)
-  constexpr uint64_t kStep = 61;  // every boot starts threads; the plain and ASan builds do all
-#else
-  constexpr uint64_t kStep = 1;
-#endif
-  for (uint64_t offset = 0; offset < bytes; offset += kStep) {
+  for (uint64_t offset = 0; offset < bytes; offset += kSweepStep) {
     const std::byte bit{static_cast<uint8_t>(1u << (offset % 8))};
     env_.CorruptByte(file, offset, bit);
     for (const bool map : {false, true}) {

@@ -1,18 +1,12 @@
 // A crash at every single operation of a build: whatever is left is whole, and a second run
 // finishes it to the same bytes.
 #include "base/format_text.h"
+#include "base/sweep_step.h"
 #include "boot/boot_testing.h"
 #include "io/fault_env.h"
 
 namespace hotplane {
 namespace {
-
-// Every operation; under ThreadSanitizer, where one worker has nothing to race with, some of them.
-#if defined(__SANITIZE_THREAD__)
-constexpr uint64_t kStep = 13;
-#else
-constexpr uint64_t kStep = 1;
-#endif
 
 struct Reference {
   StoreContent store_files;
@@ -73,7 +67,7 @@ TEST_P(BuildCrash, AtEveryOperationLeavesAStoreThatCanBeFinished) {
   const Reference reference = MakeReference();
   ASSERT_GT(reference.operations, 50u);
   size_t booted_most = 0;
-  for (uint64_t n = 1; n <= reference.operations; n += kStep) {
+  for (uint64_t n = 1; n <= reference.operations; n += kSweepStep) {
     SCOPED_TRACE(Text("crash at operation {} of {}", n, reference.operations));
     MemEnv env;
     WriteModel(env);
@@ -86,7 +80,7 @@ TEST_P(BuildCrash, AtEveryOperationLeavesAStoreThatCanBeFinished) {
     FinishAndCompare(env, reference);
     if (HasFailure()) return;
   }
-  if (kStep == 1) {
+  if (kSweepStep == 1) {
     EXPECT_EQ(booted_most, reference.layers.size());
   }
 }
@@ -113,7 +107,7 @@ TEST_P(BuildCrash, OfSeveralWorkers) {
 TEST(BuildFault, AnErrorAtEveryOperationLeavesNoTemporary) {
   const Reference reference = MakeReference();
   for (const int error : {EIO, ENOSPC, EINTR}) {
-    for (uint64_t n = 1; n <= reference.operations; n += kStep) {
+    for (uint64_t n = 1; n <= reference.operations; n += kSweepStep) {
       SCOPED_TRACE(Text("errno {} at operation {} of {}", error, n, reference.operations));
       MemEnv env;
       WriteModel(env);

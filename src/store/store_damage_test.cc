@@ -5,6 +5,7 @@
 
 #include "base/format_text.h"
 #include "base/log.h"
+#include "base/sweep_step.h"
 #include "format/layer_file_samples.h"
 #include "io/fault_env.h"
 #include "io/mem_env.h"
@@ -36,7 +37,7 @@ class StoreDamage : public testing::Test {
 
 TEST_F(StoreDamage, EveryBitOfHeaderAndTableIsFoundByOpeningAndNamed) {
   const std::string path = generation_.LayerPath(0, Encoding::kBase);
-  for (uint64_t offset = 0; offset < 2 * kHeaderBytes; ++offset) {
+  for (uint64_t offset = 0; offset < 2 * kHeaderBytes; offset += kSweepStep) {
     for (int bit = 0; bit < 8; ++bit) {
       env_.CorruptByte(path, offset, std::byte{1} << bit);
       const auto opened = generation_.OpenLayer(0, Encoding::kBase);
@@ -65,7 +66,7 @@ TEST_F(StoreDamage, EveryByteOfTheDataIsFoundByVerifyAndNamed) {
       (void)env_.Remove(generation_.LayerPath(0, other));
     }
     // The part-major file has gaps of every kind; a sample of the others keeps the test short.
-    const uint64_t step = encoding == Encoding::kBase ? 1 : 7;
+    const uint64_t step = (encoding == Encoding::kBase ? 1 : 7) * kSweepStep;
     for (uint64_t offset = file.layout().data_offset; offset < file_bytes; offset += step) {
       const std::byte flip = std::byte{1} << (offset % 8);
       env_.CorruptByte(path, offset, flip);
