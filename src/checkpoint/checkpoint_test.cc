@@ -533,6 +533,73 @@ TEST_F(CheckpointOpen, IndexMetadataMayBeAnything) {
   EXPECT_TRUE(checkpoint) << checkpoint.error().ToString();
 }
 
+// models--org--name holds blobs, snapshots of links into them, and the name of one snapshot.
+TEST(CheckpointPosix, HubCacheFolders) {
+  std::string directory = ::testing::TempDir() + "hotplane-hub-XXXXXX";
+  ASSERT_NE(mkdtemp(directory.data()), nullptr);
+  Env& env = PosixEnv();
+  const Model model = SynthModel({.geometry = {2, 64, 64}, .shard_bytes_max = 0});
+  const std::string hub = directory + "/models--org--name";
+  std::filesystem::create_directories(hub);
+  WriteModel(env, directory + "/plain", model, 10'000);
+  WriteModel(env, hub + "/blobs", model, 10'000);
+  const auto link_snapshot = [&](const std::string& revision) {
+    const std::string snapshot = hub + "/snapshots/" + revision;
+    std::filesystem::create_directories(snapshot);
+    for (const auto& entry : std::filesystem::directory_iterator(hub + "/blobs")) {
+      const auto name = entry.path().filename().string();
+      std::filesystem::create_symlink("../../blobs/" + name, snapshot + "/" + name);
+    }
+  };
+  link_snapshot("0a1b");
+  const Digest128 plain = FingerprintOf(env, directory + "/plain");
+  EXPECT_EQ(FingerprintOf(env, hub + "/snapshots/0a1b"), plain);
+  EXPECT_EQ(FingerprintOf(env, hub), plain);
+  link_snapshot("2c3d");
+  ExpectRefusal(
+      Checkpoint::Open(env, hub),
+      {.code = StatusCode::kUsage, .file = hub, .what = "which snapshot", .found = "2 snapshots"});
+  std::filesystem::create_directories(hub + "/refs");
+  const std::string text = "2c3d\n";
+  const auto write_ref = [&](const std::string& content) {
+    std::filesystem::remove(hub + "/refs/main");
+    const auto file = env.Open(hub + "/refs/main", OpenMode::kCreate);
+    ASSERT_TRUE(file);
+    ASSERT_TRUE(WriteFully(**file, 0, Bytes(content)));
+  };
+  write_ref(text);
+  EXPECT_EQ(FingerprintOf(env, hub), plain);
+  write_ref("../../elsewhere");
+  ExpectRefusal(Checkpoint::Open(env, hub), {.file = hub + "/refs/main", .what = "refs/main"});
+  // A loop of links, and a link that leads to itself through the index.
+  std::filesystem::create_symlink("loop.safetensors", directory + "/loop.safetensors");
+  EXPECT_FALSE(Checkpoint::Open(env, directory + "/loop.safetensors"));
+  std::filesystem::remove_all(directory);
+}
+
+TEST(CheckpointPosix, GgufIsRefusedByName) {
+  MemEnv env;
+  env.SetFile("/a/model.gguf", Bytes("GGUF and more bytes"));
+  ExpectRefusal(Checkpoint::Open(env, "/a"), {.file = "/a/model.gguf", .what = "GGUF"});
+  ExpectRefusal(Checkpoint::Open(env, "/a/model.gguf"), {.file = "/a/model.gguf", .what = "GGUF"});
+}
+
+TEST(CheckpointPosix, AShardReplacedAfterItWasReadIsNoticed) {
+  MemEnv env;
+  Model model;
+  model.Add("a", Dtype::kU8, {100});
+  WriteModel(env, "/m", model, 0);
+  const auto checkpoint = Checkpoint::Open(env, "/m");
+  ASSERT_TRUE(checkpoint);
+  ASSERT_TRUE(checkpoint->CheckUnchanged());
+  std::vector<std::byte> data(100);
+  ASSERT_TRUE(checkpoint->Read(*checkpoint->Find("a"), 0, data));
+  const auto content = env.Files().at("/m/model.safetensors");
+  ASSERT_TRUE(env.Remove("/m/model.safetensors"));
+  env.SetFile("/m/model.safetensors", content);
+  ExpectRefusal(checkpoint->CheckUnchanged(), {.file = "/m/model.safetensors", .what = "changed"});
+}
+
 // Files of a hub snapshot are symbolic links into a folder of blobs.
 TEST(CheckpointPosix, SymbolicLinksAndPipes) {
   std::string directory = ::testing::TempDir() + "hotplane-checkpoint-XXXXXX";

@@ -108,6 +108,12 @@ TEST(Discover, NumbersLayersOfBothSchemes) {
       {SourceFormat::kF32,
        "hf-per-expert",
        {"model.layers.1.mlp.", "model.layers.2.mlp.", "model.layers.3.mlp."}},
+      {SourceFormat::kNvfp4,
+       "modelopt-nvfp4",
+       {"model.layers.1.mlp.", "model.layers.2.mlp.", "model.layers.3.mlp."}},
+      {SourceFormat::kFp8,
+       "hf-fp8-block",
+       {"model.layers.1.mlp.", "model.layers.2.mlp.", "model.layers.3.mlp."}},
   };
   for (const Case& expected : cases) {
     SCOPED_TRACE(SourceFormatName(expected.format));

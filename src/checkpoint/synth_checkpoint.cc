@@ -15,7 +15,20 @@ namespace hotplane {
 namespace {
 
 // What a tensor's bytes are drawn from.
-enum class Content : uint8_t { kInvalid = 0, kNibbles, kScales, kBf16, kF16, kF32, kOnesBf16 };
+enum class Content : uint8_t {
+  kInvalid = 0,
+  kNibbles,
+  kScales,  // e8m0
+  kBf16,
+  kF16,
+  kF32,
+  kOnesBf16,
+  kNvfp4Nibbles,
+  kNvfp4Scales,
+  kNvfp4GlobalScale,
+  kFp8,
+  kFp8Scales,
+};
 
 struct SynthTensor {
   TensorSpec spec;
@@ -26,6 +39,7 @@ struct SynthTensor {
 // begins on a whole draw.
 constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr size_t kBufferBytes = 16 * kPieceBytes;
+constexpr uint64_t kFp8Block = 128;
 
 // splitmix64's output function: draw i of a stream is Mix(stream + i * kWeyl), so that any piece of
 // a tensor can be generated alone. All arithmetic below is exact, hence the same everywhere.
@@ -81,6 +95,16 @@ void FillScales(uint64_t stream, uint64_t first_draw, std::span<std::byte> out) 
   }
 }
 
+// Eight e4m3 scales per draw, 1 to 7.5: with a global scale of 2^-9 weights get a sigma near 0.014.
+constexpr float kNvfp4GlobalScale = 0x1p-9f;
+void FillNvfp4Scales(uint64_t stream, uint64_t first_draw, std::span<std::byte> out) {
+  for (size_t i = 0; i < out.size(); i += 8) {
+    const uint64_t bits = Mix(stream + (first_draw + i / 8) * kWeyl);
+    const uint64_t scales = 0x3838383838383838 + (bits & 0x0f0f0f0f0f0f0f0f);
+    std::memcpy(out.data() + i, &scales, std::min<size_t>(8, out.size() - i));
+  }
+}
+
 // The sum of the four 16-bit quarters of a draw: near normal, sigma 0.018, exact in float. One in
 // 1024 is an exact zero of either sign.
 inline float DrawWeight(uint64_t bits) {
@@ -110,6 +134,32 @@ inline uint16_t F16Of(float value) {
   return static_cast<uint16_t>(sign | (rebased + 0xfff + (rebased >> 13 & 1)) >> 13);
 }
 
+// A weight times 2^12, which fills e4m3's range, to the nearest e4m3, ties to even. Small results
+// are exact, see F16Of.
+inline uint8_t E4m3Of(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value * 0x1p12f);
+  const uint32_t sign = bits >> 24 & 0x80;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  constexpr uint32_t kNormalMin = 121u << 23;  // 2^-6
+  if (magnitude < kNormalMin) {
+    const float steps = std::bit_cast<float>(magnitude) * 0x1p9f;
+    return static_cast<uint8_t>(sign | static_cast<uint32_t>(steps));
+  }
+  const uint32_t rebased = magnitude - (120u << 23);
+  return static_cast<uint8_t>(sign | (rebased + 0x7ffff + (rebased >> 20 & 1)) >> 20);
+}
+// Scales near 2^-12.
+inline float DrawFp8Scale(uint64_t bits) {
+  return (1 + static_cast<float>(bits & 0xffff) * 0x1p-16f) * 0x1p-12f;
+}
+
+template <typename T, typename Draw>
+void FillDraws(uint64_t stream, uint64_t first_draw, std::span<std::byte> out, Draw draw) {
+  for (size_t i = 0; i < out.size() / sizeof(T); ++i) {
+    const T value = draw(Mix(stream + (first_draw + i) * kWeyl));
+    std::memcpy(out.data() + i * sizeof(T), &value, sizeof(T));
+  }
+}
 template <typename T, typename Convert>
 void FillWeights(uint64_t stream, uint64_t first_draw, std::span<std::byte> out, Convert convert) {
   for (size_t i = 0; i < out.size() / sizeof(T); ++i) {
@@ -121,7 +171,13 @@ void FillWeights(uint64_t stream, uint64_t first_draw, std::span<std::byte> out,
 // The bytes [offset, offset + out.size()) of a tensor; offset is a multiple of kPieceBytes.
 void Fill(Content content, uint64_t stream, uint64_t offset, std::span<std::byte> out) {
   switch (content) {
-    case Content::kNibbles: return FillNibbles(stream, offset / 2, out);
+    case Content::kNibbles:
+    case Content::kNvfp4Nibbles: return FillNibbles(stream, offset / 2, out);
+    case Content::kNvfp4Scales: return FillNvfp4Scales(stream, offset / 8, out);
+    case Content::kNvfp4GlobalScale:
+      return FillDraws<float>(stream, offset / 4, out, [](uint64_t) { return kNvfp4GlobalScale; });
+    case Content::kFp8: return FillWeights<uint8_t>(stream, offset, out, E4m3Of);
+    case Content::kFp8Scales: return FillDraws<float>(stream, offset / 4, out, DrawFp8Scale);
     case Content::kScales: return FillScales(stream, offset / 8, out);
     case Content::kBf16: return FillWeights<uint16_t>(stream, offset / 2, out, Bf16Of);
     case Content::kF16: return FillWeights<uint16_t>(stream, offset / 2, out, F16Of);
@@ -163,6 +219,10 @@ class Plan {
     if (content == Content::kScales) dtype = Dtype::kF8E8m0;
     if (content == Content::kF16) dtype = Dtype::kF16;
     if (content == Content::kF32) dtype = Dtype::kF32;
+    if (content == Content::kNvfp4Nibbles) dtype = Dtype::kU8;
+    if (content == Content::kNvfp4Scales || content == Content::kFp8) dtype = Dtype::kF8E4m3;
+    if (content == Content::kNvfp4GlobalScale) dtype = Dtype::kF32;
+    if (content == Content::kFp8Scales) dtype = Dtype::kF32;
     tensors_.push_back({{std::move(name), dtype, std::move(shape)}, content});
   }
 
@@ -171,6 +231,14 @@ class Plan {
       case SourceFormat::kMxfp4:
         Add(name + ".weight", Content::kNibbles, {out, in / 2});
         return Add(name + ".scale", Content::kScales, {out, in / 32});
+      case SourceFormat::kNvfp4:
+        Add(name + ".weight", Content::kNvfp4Nibbles, {out, in / 2});
+        Add(name + ".weight_scale", Content::kNvfp4Scales, {out, in / 16});
+        return Add(name + ".weight_scale_2", Content::kNvfp4GlobalScale, {});
+      case SourceFormat::kFp8:
+        Add(name + ".weight", Content::kFp8, {out, in});
+        return Add(name + ".weight_scale_inv", Content::kFp8Scales,
+                   {(out + kFp8Block - 1) / kFp8Block, (in + kFp8Block - 1) / kFp8Block});
       case SourceFormat::kF16: return Add(name + ".weight", Content::kF16, {out, in});
       case SourceFormat::kF32: return Add(name + ".weight", Content::kF32, {out, in});
       default: return Add(name + ".weight", Content::kBf16, {out, in});
@@ -199,7 +267,14 @@ class Plan {
 };
 
 std::string EncodeConfig(const SynthCheckpointOptions& options) {
-  const bool mxfp4 = options.format == SourceFormat::kMxfp4;
+  std::string more;
+  if (options.format == SourceFormat::kMxfp4) more = ",\n  \"swiglu_limit\": 10.0";
+  if (options.format == SourceFormat::kFp8) {
+    more = Text(
+        ",\n  \"quantization_config\": {{\"quant_method\": \"fp8\", "
+        "\"weight_block_size\": [{}, {}]}}",
+        kFp8Block, kFp8Block);
+  }
   const uint32_t top_k =
       options.top_k != 0 ? options.top_k : std::min<uint32_t>(6, options.geometry.experts);
   return Text(R"({{
@@ -213,8 +288,7 @@ std::string EncodeConfig(const SynthCheckpointOptions& options) {
 }}
 )",
               options.geometry.hidden, options.geometry.intermediate, options.geometry.experts,
-              top_k, options.main_layers, options.mtp_layers,
-              mxfp4 ? ",\n  \"swiglu_limit\": 10.0" : "");
+              top_k, options.main_layers, options.mtp_layers, more);
 }
 
 Result<void> CheckOptions(const SynthCheckpointOptions& options) {

@@ -15,7 +15,8 @@
 namespace hotplane {
 
 struct SynthCheckpointOptions {
-  // kMxfp4 is written with DeepSeek names, the others with per-expert HF names.
+  // kMxfp4 is written with DeepSeek names, the others with per-expert HF names: kNvfp4 as modelopt
+  // does, kFp8 in blocks of 128 x 128.
   SourceFormat format = SourceFormat::kMxfp4;
   LayerGeometry geometry;  // hidden and intermediate: multiples of 64
   uint32_t main_layers = 1;

@@ -1,6 +1,7 @@
 #include "cli/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -251,7 +252,9 @@ void Parser::AddExport() {
   app->add_option("DIR", options_.path, "The store")->required();
   AddGeneration(app);
   app->add_option("--layer", options_.layer, "Ordinal of the layer")->required()->check(kDecimal);
-  app->add_option("--part", options_.part, "planes13, sc13, planes2, sc2, fp13 or fp2")->required();
+  app->add_option("--part", options_.part,
+                  "planes13, sc13, planes2, sc2, bias13, bias2, fp13 or fp2")
+      ->required();
   app->add_option("--expert", options_.expert, "One expert; all of them in order otherwise")
       ->check(kDecimal);
   app->add_option("--out", options_.out, "File to write")->required();
@@ -286,7 +289,7 @@ void Parser::AddSynth() {
           ->default_str("quintal");
   CLI::Option* const checkpoint =
       app->add_option("--checkpoint", options_.checkpoint_format,
-                      "Write a checkpoint instead of a store: mxfp4 or bf16");
+                      "Write a checkpoint instead of a store: mxfp4, nvfp4, fp8 or bf16");
   app->add_option("--mtp", options_.mtp_count, "MTP layers of an mxfp4 checkpoint, further ones")
       ->needs(checkpoint)
       ->check(kDecimal)
@@ -425,10 +428,11 @@ Result<void> Parser::Finish() {
                    : raw_.cache == "bypass" ? CacheMode::kBypass
                                             : CacheMode::kAuto;
   HP_ASSIGN(options_.shard_bytes, ParseSize(raw_.shard_size));
-  if (!options_.checkpoint_format.empty() && options_.checkpoint_format != "mxfp4" &&
-      options_.checkpoint_format != "bf16")
+  constexpr std::string_view kSynthFormats[] = {"", "mxfp4", "nvfp4", "fp8", "bf16"};
+  if (std::find(std::begin(kSynthFormats), std::end(kSynthFormats), options_.checkpoint_format) ==
+      std::end(kSynthFormats))
     return Fail(Status::Usage(Text("--checkpoint {}", options_.checkpoint_format))
-                    .Expected("mxfp4 or bf16"));
+                    .Expected("mxfp4, nvfp4, fp8 or bf16"));
   if (options_.path.empty() && options_.command != Command::kDoctor)
     return Fail(Status::Usage("the path is empty"));
   return {};

@@ -14,7 +14,7 @@ namespace hotplane {
 
 struct ExportOptions {
   uint32_t layer = 0;
-  std::string part;                // planes13, sc13, planes2, sc2, fp13, fp2
+  std::string part;                // planes13, sc13, planes2, sc2, bias13, bias2, fp13, fp2
   std::optional<uint32_t> expert;  // none: all
   bool encoded = false;  // fp parts as stored (quintals stay quintals) instead of as nibble planes
   std::string output_path;

@@ -23,6 +23,7 @@ namespace hotplane {
 namespace {
 
 constexpr size_t kChunkBytes = 256 * kKiB;
+constexpr size_t kFp8Block = 128;
 
 struct Options {
   bool smoke = false;
@@ -69,6 +70,15 @@ void FillBf16(std::span<std::byte> bytes) {
 void FillScales(std::span<std::byte> bytes) {
   FillRandom(bytes);
   for (std::byte& byte : bytes) byte = std::byte(110 + (std::to_integer<unsigned>(byte) & 15));
+}
+
+// base plus the bits of a random number that are in `mask`.
+void FillE4m3(std::span<std::byte> bytes, unsigned base, unsigned mask) {
+  FillRandom(bytes);
+  for (std::byte& byte : bytes) {
+    byte = std::byte((base + (std::to_integer<unsigned>(byte) & mask & 0x7Fu)) & 0x7Fu) |
+           (byte & std::byte(mask & 0x80u));
+  }
 }
 
 // Checksums a plane chunk by chunk as it grows, while it is still in the cache.
@@ -127,6 +137,9 @@ struct Buffers {
   HugeBuffer nibbles;
   HugeBuffer scales;
   HugeBuffer bf16;
+  HugeBuffer e4m3_scales;          // of NVFP4, with `nibbles`
+  HugeBuffer fp8;                  // as many experts as of bf16
+  std::vector<double> fp8_scales;  // of one matrix, for all
   HugeBuffer output;  // as large as what all experts of a case give: no line is still in a cache
 };
 
@@ -189,6 +202,52 @@ uint64_t RunBf16(const Kernels& kernels, const Buffers& buffers, size_t experts)
   return sum;
 }
 
+// Planes of whole matrices: gate and up side by side, then down. `quantize` takes one matrix.
+using QuantizeMatrix = std::function<void(const Shape&, const PlaneOutputs&)>;
+uint64_t RunMatrices(const Buffers& buffers, size_t experts, const QuantizeMatrix& quantize) {
+  uint64_t sum = 0;
+  std::byte* to = buffers.output.data();
+  for (size_t e = 0; e < experts; ++e) {
+    const Shape& half = buffers.expert.gate_or_up;
+    const Shape w13 = {2 * half.n, half.k};
+    PlaneWriter writer13(to, w13);
+    for (int projection = 0; projection < 2; ++projection) {
+      quantize(half, writer13.outputs());
+      writer13.Grow(half.n, half.k);
+    }
+    sum ^= writer13.Finish();
+    to += OutputBytes(w13);
+    PlaneWriter writer2(to, buffers.expert.down);
+    quantize(buffers.expert.down, writer2.outputs());
+    writer2.Grow(buffers.expert.down.n, buffers.expert.down.k);
+    sum ^= writer2.Finish();
+    to += OutputBytes(buffers.expert.down);
+  }
+  return sum;
+}
+
+uint64_t RunNvfp4(const Kernels& kernels, const Buffers& buffers, size_t experts) {
+  const std::byte* nibbles = buffers.nibbles.data();
+  const std::byte* scales = buffers.e4m3_scales.data();
+  return RunMatrices(buffers, experts, [&](const Shape& shape, const PlaneOutputs& out) {
+    const Nvfp4Matrix matrix = {nibbles, scales, 0x1.5p-12, false};
+    const ZeroCount zeros = kernels.count_zeros_nvfp4(nibbles, scales, shape.elements());
+    kernels.quantize_nvfp4(matrix, shape.n, shape.k, ZerosAlternate(ZeroMode::kAuto, zeros), out);
+    nibbles += shape.elements() / 2;
+    scales += shape.elements() / kNvfp4Block;
+  });
+}
+
+uint64_t RunFp8(const Kernels& kernels, const Buffers& buffers, size_t experts) {
+  const std::byte* elements = buffers.fp8.data();
+  return RunMatrices(buffers, experts, [&](const Shape& shape, const PlaneOutputs& out) {
+    const Fp8Matrix matrix = {elements, buffers.fp8_scales.data(), kFp8Block, kFp8Block};
+    const ZeroCount zeros = kernels.count_zeros_fp8(matrix, shape.n, shape.k);
+    kernels.quantize_fp8(matrix, shape.n, shape.k, ZerosAlternate(ZeroMode::kAuto, zeros), out);
+    elements += shape.elements();
+  });
+}
+
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -229,6 +288,13 @@ Result<Buffers> MakeBuffers(bool smoke) {
   FillRandom(buffers.nibbles.span());
   FillScales(buffers.scales.span());
   FillBf16(buffers.bf16.span());
+  HP_ASSIGN(buffers.e4m3_scales, HugeBuffer::Allocate(count / kNvfp4Block));
+  HP_ASSIGN(buffers.fp8, HugeBuffer::Allocate(buffers.bf16_experts * elements));
+  FillE4m3(buffers.e4m3_scales.span(), 0x28, 31);
+  FillE4m3(buffers.fp8.span(), 0x20, 0x9F);
+  for (size_t i = 0; i < elements / (kFp8Block * kFp8Block) + 4; ++i) {
+    buffers.fp8_scales.push_back(static_cast<float>(1 + i % 97) * 0x1.3p-14F);
+  }
   FillRandom(buffers.output.span());
   return buffers;
 }
@@ -249,6 +315,11 @@ std::vector<Case> MakeCases(const Buffers& buffers) {
     cases.push_back({"mxfp4 -> base + quintal", kernels->name,
                      mxfp4 * (elements / 2 + elements / kScaleBlock),
                      [=, &buffers] { return RunMxfp4(*kernels, buffers, mxfp4); }});
+    cases.push_back({"nvfp4 -> base + quintal", kernels->name,
+                     mxfp4 * (elements / 2 + elements / kNvfp4Block),
+                     [=, &buffers] { return RunNvfp4(*kernels, buffers, mxfp4); }});
+    cases.push_back({"fp8 -> base + quintal", kernels->name, bf16 * elements,
+                     [=, &buffers] { return RunFp8(*kernels, buffers, bf16); }});
     cases.push_back({"bf16 -> base + quintal", kernels->name, bf16 * elements * 2,
                      [=, &buffers] { return RunBf16(*kernels, buffers, bf16); }});
   }

@@ -36,10 +36,10 @@ _hotplane_values() {
     --zero-mode) echo "auto sign alt" ;;
     --cache) echo "keep bypass auto" ;;
     --verify) echo "all none" ;;
-    --checkpoint) [[ ${COMP_WORDS[1]} == synth ]] && echo "mxfp4 bf16" ;;
+    --checkpoint) [[ ${COMP_WORDS[1]} == synth ]] && echo "mxfp4 nvfp4 fp8 bf16" ;;
     --base) echo "device host auto" ;;
     --isa) echo "scalar avx2 avx512" ;;
-    --part) echo "planes13 sc13 planes2 sc2 fp13 fp2" ;;
+    --part) echo "planes13 sc13 planes2 sc2 bias13 bias2 fp13 fp2" ;;
     --geometry) echo "ds4-flash glm-5.2 kimi-k2 gpt-oss-120b" ;;
     --layers | --delta-layers | --no-delta-layers) echo "main mtp" ;;
   esac
