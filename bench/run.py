@@ -38,7 +38,7 @@ def main():
     parser.add_argument("--warm-layers", type=int, default=0,
                         help="of the warm boot benchmark; 0: as many as memory allows, 4 at most")
     parser.add_argument("--folder", default=BUILD, help="for stores and checkpoints; on a disk")
-    parser.add_argument("--only", help="some of quantize,boot,warm_boot,build")
+    parser.add_argument("--only", help="some of quantize,boot,warm_boot,build,build_nvfp4")
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     smoke = ["--smoke"] if arguments.smoke else []
@@ -55,6 +55,9 @@ def main():
             "build": [sys.executable, os.path.join(ROOT, "bench/build_memory.py"),
                       os.path.join(BUILD, "bin/hotplane"), folder, "--layers",
                       str(arguments.layers), *smoke],
+            "build_nvfp4": [sys.executable, os.path.join(ROOT, "bench/build_memory.py"),
+                            os.path.join(BUILD, "bin/hotplane"), folder, "--geometry", "glm-5.2",
+                            "--checkpoint", "nvfp4", "--layers", "2", *smoke],
         }
         for name, command in steps.items():
             if arguments.only and name not in arguments.only.split(","):
