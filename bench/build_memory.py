@@ -127,8 +127,8 @@ def main():
     print(f"build of {report['bytes_read'] / 2**30:.2f} GiB {arguments.checkpoint}, cold: "
           f"{report['seconds']:.1f} s, {report['gigabytes_per_second']:.2f} GB/s of source{share} "
           f"the disk reads ({disk / 1e9:.2f} GB/s), "
-          f"{report['bytes_built'] / 2**30:.2f} GiB written, peak RssAnon {peak / 2**20:.0f} MiB of "
-          f"{allowed / 2**20:.0f} MiB allowed")
+          f"{report['bytes_built'] / 2**30:.2f} GiB written, peak RssAnon {peak / 2**20:.0f} MiB "
+          f"of {allowed / 2**20:.0f} MiB allowed")
     if arguments.json:
         with open(arguments.json, "w") as out:
             json.dump(result, out, indent=2)

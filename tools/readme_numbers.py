@@ -88,8 +88,8 @@ def warm_boot_table(figures, command):
 
 def build_rows(build):
     """Two limits: what the disk reads, and the memory that was allowed."""
-    what = (f"`build` of {build['bytes_read'] / 2**30:.2f} GiB {build['checkpoint'].upper()}, cold, "
-            "both tiers")
+    size = f"{build['bytes_read'] / 2**30:.2f} GiB {build['checkpoint'].upper()}"
+    what = f"`build` of {size}, cold, both tiers"
     limit = f"{build['staging_limit_bytes'] // 2**20} MiB"
     peak, allowed = (build[key] / 2**20 for key in ("peak_anonymous_bytes", "allowed_bytes"))
     return [row(f"{what} ({build['bytes_built'] / 2**30:.2f} GiB written meanwhile)",
