@@ -179,6 +179,22 @@ class Signals(Fixture):
         command.must("verify", self.store, "--source", self.model)
 
 
+    @unittest.skipUnless(shutil.which("strace"), "strace, which delays system calls, is not here")
+    def test_a_disk_that_does_not_answer_ends_the_boot(self):
+        self.synth(32)
+        command.must("build", self.model, "--store", self.store, "-q")
+        # Mapping five layers gives advice five times. Then populating them does not answer; strace
+        # holds the process until it does.
+        done = subprocess.run(
+            ["strace", "-f", "-o", "/dev/null", "-e", "inject=madvise:delay_enter=5000000:when=6+",
+             command.HOTPLANE, "boot", self.store, "--map", "--stall-timeout", "1"],
+            capture_output=True, text=True, timeout=120,
+            env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"})
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("no progress for", done.stderr)
+        self.assertIn("to fix", done.stderr)
+
+
 class Kill(Fixture):
     def test_at_random_moments(self):
         kills = int(os.environ.get("HOTPLANE_KILLS", "12"))
