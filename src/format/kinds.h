@@ -60,6 +60,13 @@ struct LayerGeometry {
   size_t k13() const { return hidden; }
   size_t n2() const { return hidden; }
   size_t k2() const { return intermediate; }
+  // Of one of `world` shards: rows of gate and up, columns of down. REQUIRES an intermediate that
+  // is a multiple of 64 * world.
+  LayerGeometry OfShard(uint32_t world) const {
+    LayerGeometry shard = *this;
+    shard.intermediate /= world;
+    return shard;
+  }
 };
 
 }  // namespace hotplane
