@@ -67,6 +67,8 @@ struct BootOptions {
   uint64_t memory_bytes = 0;   // of the device, to use; 0: what is available
   uint64_t reserve_bytes = 0;  // of it, how much stays free
   int cache = HOTPLANE_CACHE_AUTO;
+  int32_t rank = -1;   // of a sharded store; -1: the launcher's, see hotplane_boot_options
+  uint32_t world = 0;  // number of ranks; 0: the store's
 };
 
 // A pinned record: its bytes stay where and what they are while it lives. Move-only.
@@ -242,6 +244,8 @@ class Engine {
     to.memory_bytes = options.memory_bytes;
     to.reserve_bytes = options.reserve_bytes;
     to.cache = options.cache;
+    to.rank = options.rank;
+    to.world = options.world;
     return to;
   }
 

@@ -90,8 +90,9 @@ typedef void (*hotplane_log_callback)(void* user, hotplane_log_level level, cons
  * time. */
 HOTPLANE_API void hotplane_set_log(hotplane_log_callback callback, void* user);
 
-/* The base tier of one booted layer. Pointers are read-only, 64-byte aligned or better, and valid
- * until hotplane_close, after a failed boot too. All E experts of a part are contiguous:
+/* The base tier of one booted layer; of a sharded store one rank's slice of it, and I below is the
+ * rank's share of the model's intermediate size. Pointers are read-only, 64-byte aligned or better,
+ * and valid until hotplane_close, after a failed boot too. All E experts of a part are contiguous:
  *   planes13 [E, 2I*H/4]   2-bit codes of gate (rows 0..I-1) and up (rows I..2I-1)
  *   sc13     [E, 2I*H/32]  their e8m0 block scales
  *   planes2  [E, H*I/4]    2-bit codes of down
@@ -177,6 +178,10 @@ typedef struct hotplane_boot_options {
   uint64_t memory_bytes;  /* of the device, to use; 0: what is available */
   uint64_t reserve_bytes; /* of it, how much stays free */
   int cache;              /* a hotplane_cache_mode */
+  /* Of a sharded store: this process's rank; -1 (default): what torchrun, Open MPI, PMI or Slurm
+   * left in the environment, where their world is the store's. An unsharded store has rank 0. */
+  int32_t rank;
+  uint32_t world; /* number of ranks that the store must have been built for; 0 (default): any */
 } hotplane_boot_options;
 HOTPLANE_API void hotplane_boot_options_init(hotplane_boot_options* options);
 
@@ -222,6 +227,8 @@ typedef struct hotplane_store {
   const char* directory;  /* of the generation; valid until hotplane_close */
   uint32_t layer_count;   /* MoE layers of the model, MTP layers included */
   uint32_t top_k;         /* experts per token; 0 where the checkpoint's config does not tell */
+  uint32_t rank;          /* of this engine; 0 where the store is not sharded */
+  uint32_t world;         /* number of ranks; 1 where the store is not sharded */
 } hotplane_store;
 HOTPLANE_API void hotplane_store_init(hotplane_store* store);
 HOTPLANE_API hotplane_code hotplane_describe(const hotplane_engine* engine, hotplane_store* store);
@@ -246,8 +253,8 @@ typedef struct hotplane_layer_info {
   int mtp; /* 1: a layer of multi-token prediction */
   uint32_t experts;
   uint32_t hidden;
-  uint32_t intermediate;
-  hotplane_presence base;
+  uint32_t intermediate;  /* of a sharded store the rank's share, as everywhere */
+  hotplane_presence base; /* of this rank */
   hotplane_presence delta;
   hotplane_encoding delta_encoding; /* of a delta tier that is present; else 0 */
 } hotplane_layer_info;
@@ -256,8 +263,8 @@ HOTPLANE_API void hotplane_layer_info_init(hotplane_layer_info* info);
 HOTPLANE_API hotplane_code hotplane_describe_layer(const hotplane_engine* engine, uint32_t layer,
                                                    hotplane_layer_info* info);
 
-/* The record of one expert: its parts one after the other, without gaps, in the plane order of
- * docs/format/planes.md.
+/* The record of one expert, of a sharded store this rank's slice of it: its parts one after the
+ * other, without gaps, in the plane order of docs/format/planes.md.
  *   DELTA  fp13, fp2 as the store has them: quintals (2I*H*5/16 and H*I*5/16 bytes), or nibbles
  *   FULL   fp13 [2I*H/2], fp2 [H*I/2]: FP4 as nibbles, whatever the store has
  *   BASE   planes13 [2I*H/4], sc13 [2I*H/32], planes2 [H*I/4], sc2 [H*I/32]

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "base/units.h"
 #include "boot/layer_selection.h"
 #include "boot/source_stamp.h"
+#include "quant/slice.h"
 
 namespace hotplane {
 namespace {
@@ -49,6 +51,15 @@ FilePosition PositionOf(const MoeLayer& layer) {
   return first;
 }
 
+// The largest piece that one of `world` ranks gets: a row of nibbles is longer than its scales, or
+// than a bias.
+uint64_t SliceBytesMax(const MoeLayer& layer, uint32_t world) {
+  if (world == 1) return 0;
+  const LayerGeometry shard = layer.geometry.OfShard(world);
+  return std::max(NibblePlaneBytes(shard.n13(), shard.k13()),
+                  NibblePlaneBytes(shard.n2(), shard.k2()));
+}
+
 std::vector<uint32_t> ExpertsInFileOrder(const MoeLayer& layer) {
   std::vector<std::pair<FilePosition, uint32_t>> order;
   for (uint32_t e = 0; e < layer.experts.size(); ++e)
@@ -68,23 +79,27 @@ uint64_t SourceBytes(const MoeLayer& layer) {
   return bytes;
 }
 
-// A layer being built: its lock, its writers, and what is done. Destroyed unpublished, it removes
+// A layer being built: its locks, its writers, and what is done. Destroyed unpublished, it removes
 // the temporaries.
 class CheckpointBuilds::Unit final : public LayerBuild {
  public:
-  Unit(CheckpointBuilds& owner, const MoeLayer& layer, std::unique_ptr<FileLock> lock)
-      : owner_(owner),
-        layer_(layer),
-        expert_order_(ExpertsInFileOrder(layer)),
-        lock_(std::move(lock)) {}
+  Unit(CheckpointBuilds& owner, const MoeLayer& layer)
+      : owner_(owner), layer_(layer), expert_order_(ExpertsInFileOrder(layer)) {}
 
-  Result<void> CreateFiles(const std::vector<Encoding>& missing) {
+  // `lock` is of these files, or null where locks are not used.
+  Result<void> CreateFiles(const Generation& of_rank, const std::vector<Encoding>& missing,
+                           std::unique_ptr<FileLock> lock) {
     AddWanted(missing, wanted_);
+    locks_.push_back(std::move(lock));
     for (const Encoding encoding : missing) {
-      HP_ASSIGN(writers_[encoding], owner_.generation_.CreateLayer(layer_.ordinal, encoding));
+      Output output{.rank = of_rank.rank(), .encoding = encoding, .writer = nullptr};
+      HP_ASSIGN(output.writer, of_rank.CreateLayer(layer_.ordinal, encoding));
+      outputs_.push_back(std::move(output));
     }
     return {};
   }
+
+  bool has_files() const { return !outputs_.empty(); }
 
   size_t step_count() const override { return expert_order_.size(); }
   uint64_t step_bytes() const override { return owner_.workspace_bytes_; }
@@ -92,46 +107,90 @@ class CheckpointBuilds::Unit final : public LayerBuild {
   Result<void> Publish() override;
 
  private:
-  Result<void> WritePieces(uint32_t expert, const ExpertPieces& pieces);
+  struct Output {
+    uint32_t rank = 0;
+    Encoding encoding = Encoding::kInvalid;
+    std::unique_ptr<LayerFileWriter> writer;
+  };
+  Result<void> WritePieces(const Output& output, uint32_t expert, const ExpertPieces& pieces,
+                           std::span<std::byte> scratch);
+  Result<void> WriteGateUp(const Output& output, std::string_view role, uint32_t expert,
+                           std::span<const std::byte> whole, std::span<std::byte> scratch);
+  Result<void> WriteDown(const Output& output, std::string_view role, uint32_t expert,
+                         std::span<const std::byte> whole, std::span<std::byte> scratch);
+  Result<void> WriteDownBias(const Output& output, uint32_t expert,
+                             std::span<const std::byte> whole, std::span<std::byte> scratch);
+  Shard ShardOf(const Output& output) const { return {output.rank, owner_.generation_.world()}; }
 
   CheckpointBuilds& owner_;
   const MoeLayer& layer_;
   const std::vector<uint32_t> expert_order_;
   PlanesWanted wanted_;
-  std::unique_ptr<FileLock> lock_;
-  std::map<Encoding, std::unique_ptr<LayerFileWriter>> writers_;
+  std::vector<std::unique_ptr<FileLock>> locks_;
+  std::vector<Output> outputs_;
   std::mutex mutex_;
   std::vector<SourceTensorDigest> digests_;  // guarded by mutex_
 };
 
-Result<void> CheckpointBuilds::Unit::WritePieces(uint32_t expert, const ExpertPieces& pieces) {
-  for (const auto& [encoding, writer] : writers_) {
-    if (encoding == Encoding::kBase) {
-      HP_TRY(writer->WritePiece("planes13", expert, pieces.planes13));
-      HP_TRY(writer->WritePiece("sc13", expert, pieces.sc13));
-      HP_TRY(writer->WritePiece("planes2", expert, pieces.planes2));
-      HP_TRY(writer->WritePiece("sc2", expert, pieces.sc2));
-      if (pieces.bias13.empty()) continue;
-      HP_TRY(writer->WritePiece("bias13", expert, pieces.bias13));
-      HP_TRY(writer->WritePiece("bias2", expert, pieces.bias2));
-    } else {
-      const bool quintals = encoding == Encoding::kDeltaQuintal;
-      HP_TRY(writer->WritePiece("fp13", expert, quintals ? pieces.quintals13 : pieces.nibbles13));
-      HP_TRY(writer->WritePiece("fp2", expert, quintals ? pieces.quintals2 : pieces.nibbles2));
-    }
+Result<void> CheckpointBuilds::Unit::WriteGateUp(const Output& output, std::string_view role,
+                                                 uint32_t expert, std::span<const std::byte> whole,
+                                                 std::span<std::byte> scratch) {
+  const Shard shard = ShardOf(output);
+  if (shard.world == 1) return output.writer->WritePiece(role, expert, whole);
+  const std::span<std::byte> slice = scratch.first(whole.size() / shard.world);
+  SliceGateUp(whole, shard, slice);
+  return output.writer->WritePiece(role, expert, slice);
+}
+
+Result<void> CheckpointBuilds::Unit::WriteDown(const Output& output, std::string_view role,
+                                               uint32_t expert, std::span<const std::byte> whole,
+                                               std::span<std::byte> scratch) {
+  const Shard shard = ShardOf(output);
+  if (shard.world == 1) return output.writer->WritePiece(role, expert, whole);
+  const std::span<std::byte> slice = scratch.first(whole.size() / shard.world);
+  SliceDown(whole, layer_.geometry.hidden, shard, slice);
+  return output.writer->WritePiece(role, expert, slice);
+}
+
+// The ranks' outputs are summed: the bias of down must come in once, and from one rank whole, so
+// that the sum is exact.
+Result<void> CheckpointBuilds::Unit::WriteDownBias(const Output& output, uint32_t expert,
+                                                   std::span<const std::byte> whole,
+                                                   std::span<std::byte> scratch) {
+  if (output.rank == 0) return output.writer->WritePiece("bias2", expert, whole);
+  const std::span<std::byte> zeros = scratch.first(whole.size());
+  std::ranges::fill(zeros, std::byte{0});
+  return output.writer->WritePiece("bias2", expert, zeros);
+}
+
+Result<void> CheckpointBuilds::Unit::WritePieces(const Output& output, uint32_t expert,
+                                                 const ExpertPieces& pieces,
+                                                 std::span<std::byte> scratch) {
+  if (output.encoding != Encoding::kBase) {
+    const bool quintals = output.encoding == Encoding::kDeltaQuintal;
+    HP_TRY(WriteGateUp(output, "fp13", expert, quintals ? pieces.quintals13 : pieces.nibbles13,
+                       scratch));
+    return WriteDown(output, "fp2", expert, quintals ? pieces.quintals2 : pieces.nibbles2, scratch);
   }
-  return {};
+  HP_TRY(WriteGateUp(output, "planes13", expert, pieces.planes13, scratch));
+  HP_TRY(WriteGateUp(output, "sc13", expert, pieces.sc13, scratch));
+  HP_TRY(WriteDown(output, "planes2", expert, pieces.planes2, scratch));
+  HP_TRY(WriteDown(output, "sc2", expert, pieces.sc2, scratch));
+  if (pieces.bias13.empty()) return {};
+  HP_TRY(WriteGateUp(output, "bias13", expert, pieces.bias13, scratch));
+  return WriteDownBias(output, expert, pieces.bias2, scratch);
 }
 
 Result<void> CheckpointBuilds::Unit::RunStep(size_t step) {
   const uint32_t expert = expert_order_[step];
-  HP_ASSIGN(ExpertQuantizer quantizer, owner_.TakeWorkspace());
+  HP_ASSIGN(Workspace workspace, owner_.TakeWorkspace());
   std::vector<SourceTensorDigest> digests;
   HP_ASSIGN(const ExpertPieces pieces,
-            quantizer.Run(owner_.checkpoint_, layer_, expert, wanted_, &digests));
-  HP_TRY(WritePieces(expert, pieces));
-  const uint64_t bytes_read = quantizer.bytes_read();
-  owner_.ReturnWorkspace(std::move(quantizer));
+            workspace.quantizer.Run(owner_.checkpoint_, layer_, expert, wanted_, &digests));
+  for (const Output& output : outputs_)
+    HP_TRY(WritePieces(output, expert, pieces, workspace.slice.span()));
+  const uint64_t bytes_read = workspace.quantizer.bytes_read();
+  owner_.ReturnWorkspace(std::move(workspace));
   if (owner_.options_.progress != nullptr) owner_.options_.progress->Add(bytes_read);
   std::lock_guard lock(mutex_);
   std::move(digests.begin(), digests.end(), std::back_inserter(digests_));
@@ -147,16 +206,22 @@ Result<void> CheckpointBuilds::Unit::Publish() {
   record.tensors = std::move(digests_);
   std::sort(record.tensors.begin(), record.tensors.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });
+  std::unique_ptr<FileLock> publishing;
+  if (!owner_.options_.no_lock) {
+    HP_ASSIGN(publishing,
+              owner_.generation_.LockPublishing(layer_.ordinal, owner_.options_.cancel));
+  }
   // The record goes first: a layer file never stands without the proof of what it was made from,
   // and a tier added later from changed weights is refused here, before anything of it is visible.
   HP_TRY(owner_.generation_.PublishSourceRecord(record));
   uint64_t bytes = 0;
-  for (auto& [encoding, writer] : writers_) {
-    HP_TRY(writer->Publish());
-    bytes += writer->layout().file_bytes;
+  for (const Output& output : outputs_) {
+    HP_TRY(output.writer->Publish());
+    bytes += output.writer->layout().file_bytes;
   }
-  writers_.clear();
-  lock_.reset();
+  outputs_.clear();
+  publishing.reset();
+  locks_.clear();
   {
     std::lock_guard lock(owner_.mutex_);
     ++owner_.report_.layers_built;
@@ -170,6 +235,10 @@ CheckpointBuilds::CheckpointBuilds(const Generation& generation, const Checkpoin
                                    const MoeModel& model, const BuildOptions& options)
     : generation_(generation), checkpoint_(checkpoint), model_(model), options_(options) {
   report_.generation = generation.id();
+  report_.shard_world = generation.world();
+  for (uint32_t rank = 0; rank < generation.world(); ++rank)
+    if (!options.rank || *options.rank == rank) ranks_.push_back(generation.ForRank(rank));
+  HP_CHECK(!ranks_.empty());
 }
 
 CheckpointBuilds::~CheckpointBuilds() = default;
@@ -193,20 +262,21 @@ std::vector<uint32_t> CheckpointBuilds::FileOrder() const {
   return layers;
 }
 
-std::vector<Encoding> CheckpointBuilds::Missing(uint32_t layer, const LayerNeed& need) const {
+std::vector<Encoding> CheckpointBuilds::Missing(const Generation& of_rank, uint32_t layer,
+                                                const LayerNeed& need) const {
   if (need.proven_bad) return need.encodings;
   std::vector<Encoding> missing;
   for (const Encoding encoding : need.encodings)
-    if (generation_.Probe(layer, encoding).presence != Presence::kPresent)
-      missing.push_back(encoding);
+    if (of_rank.Probe(layer, encoding).presence != Presence::kPresent) missing.push_back(encoding);
   return missing;
 }
 
 Result<void> CheckpointBuilds::CheckSpace() const {
   uint64_t bytes = 0;
   for (const auto& [layer, need] : needs_)
-    for (const Encoding encoding : Missing(layer, need))
-      bytes += PlanLayerLayout(encoding, model_.layers[layer].geometry).file_bytes;
+    for (const Generation& of_rank : ranks_)
+      for (const Encoding encoding : Missing(of_rank, layer, need))
+        bytes += PlanLayerLayout(encoding, generation_.geometry(layer)).file_bytes;
   HP_ASSIGN(const uint64_t free_bytes, generation_.env().FreeBytes(generation_.directory()));
   if (bytes <= free_bytes) return {};
   return Fail(
@@ -232,9 +302,12 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
   }
   for (const uint32_t layer : bases_later) workspace_layers_.push_back(&model_.layers[layer]);
   if (!bases_later.empty()) workspace_planes_.base = true;
-  for (const MoeLayer* layer : workspace_layers_)
+  for (const MoeLayer* layer : workspace_layers_) {
+    slice_bytes_ = std::max(slice_bytes_, SliceBytesMax(*layer, generation_.world()));
     workspace_bytes_ =
         std::max(workspace_bytes_, ExpertQuantizer::WorkspaceBytes(*layer, workspace_planes_));
+  }
+  workspace_bytes_ += slice_bytes_;
   BuildQueueOptions queue;
   queue.batch_size = options_.batch_size;
   queue.cancel = options_.cancel;
@@ -259,37 +332,34 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
   return queue;
 }
 
-Result<ExpertQuantizer> CheckpointBuilds::TakeWorkspace() {
+Result<CheckpointBuilds::Workspace> CheckpointBuilds::TakeWorkspace() {
   {
     std::lock_guard lock(mutex_);
     if (!workspaces_.empty()) {
-      ExpertQuantizer quantizer = std::move(workspaces_.back());
+      Workspace workspace = std::move(workspaces_.back());
       workspaces_.pop_back();
-      return quantizer;
+      return workspace;
     }
   }
-  HP_ASSIGN(
-      ExpertQuantizer quantizer,
-      ExpertQuantizer::Create(*kernels_, workspace_layers_, workspace_planes_, options_.zero_mode));
+  Workspace workspace;
+  HP_ASSIGN(workspace.quantizer, ExpertQuantizer::Create(*kernels_, workspace_layers_,
+                                                         workspace_planes_, options_.zero_mode));
+  if (slice_bytes_ > 0) {
+    HP_ASSIGN(workspace.slice, HugeBuffer::Allocate(slice_bytes_));
+  }
   std::lock_guard lock(mutex_);
-  report_.peak_staging_bytes += quantizer.workspace_bytes();
-  return quantizer;
+  report_.peak_staging_bytes += workspace.quantizer.workspace_bytes() + slice_bytes_;
+  return workspace;
 }
 
-void CheckpointBuilds::ReturnWorkspace(ExpertQuantizer quantizer) {
+void CheckpointBuilds::ReturnWorkspace(Workspace workspace) {
   std::lock_guard lock(mutex_);
-  report_.bytes_read += quantizer.bytes_read();
-  workspaces_.push_back(std::move(quantizer));
+  report_.bytes_read += workspace.quantizer.bytes_read();
+  workspaces_.push_back(std::move(workspace));
 }
 
 Result<LayerBuilds::Opened> CheckpointBuilds::Open(uint32_t layer,
                                                    std::unique_ptr<LayerBuild>* build) {
-  std::unique_ptr<FileLock> file_lock;
-  if (!options_.no_lock) {
-    const TraceSpan span("wait", layer);
-    HP_ASSIGN(file_lock, generation_.LockLayer(layer, LockWait::kTry, options_.cancel));
-    if (file_lock == nullptr) return Opened::kBusy;
-  }
   LayerNeed need;
   {
     std::lock_guard lock(mutex_);
@@ -297,18 +367,27 @@ Result<LayerBuilds::Opened> CheckpointBuilds::Open(uint32_t layer,
     HP_CHECK(entry != needs_.end());
     need = entry->second;
   }
-  // Whoever held the lock before us may have published what we are after.
-  const std::vector<Encoding> missing = Missing(layer, need);
-  if (missing.empty()) {
-    std::lock_guard lock(mutex_);
-    ++report_.layers_attached;
-    report_.bytes_needed -= SourceBytes(model_.layers[layer]);
-    return Opened::kDone;
+  // Of all ranks or of none: the layer is read once.
+  std::vector<std::unique_ptr<FileLock>> locks(ranks_.size());
+  for (size_t i = 0; i < ranks_.size() && !options_.no_lock; ++i) {
+    const TraceSpan span("wait", layer);
+    HP_ASSIGN(locks[i], ranks_[i].LockLayer(layer, LockWait::kTry, options_.cancel));
+    if (locks[i] == nullptr) return Opened::kBusy;
   }
-  auto unit = std::make_unique<Unit>(*this, model_.layers[layer], std::move(file_lock));
-  HP_TRY(unit->CreateFiles(missing));
-  *build = std::move(unit);
-  return Opened::kBuild;
+  auto unit = std::make_unique<Unit>(*this, model_.layers[layer]);
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    // Whoever held the lock before us may have published what we are after.
+    const std::vector<Encoding> missing = Missing(ranks_[i], layer, need);
+    if (!missing.empty()) HP_TRY(unit->CreateFiles(ranks_[i], missing, std::move(locks[i])));
+  }
+  if (unit->has_files()) {
+    *build = std::move(unit);
+    return Opened::kBuild;
+  }
+  std::lock_guard lock(mutex_);
+  ++report_.layers_attached;
+  report_.bytes_needed -= SourceBytes(model_.layers[layer]);
+  return Opened::kDone;
 }
 
 BuildReport CheckpointBuilds::report() const {
@@ -321,21 +400,28 @@ namespace {
 // Tells the builds what is missing; the rest goes into the report.
 void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordinals,
                  const BuildOptions& options, CheckpointBuilds& builds, BuildReport& report) {
+  // True when the file is missing.
+  const auto probe_file = [&](uint32_t ordinal, uint32_t rank, Encoding encoding) {
+    const TierProbe probe = generation.ForRank(rank).Probe(ordinal, encoding);
+    report.bytes_metadata += probe.bytes_metadata;
+    if (probe.presence == Presence::kPresent) {
+      report.bytes_skipped += probe.layout.file_bytes;
+      return false;
+    }
+    if (probe.presence == Presence::kDamaged) {
+      report.warnings.push_back(
+          Text("layer {} ({}{}) is damaged and is built again: {}", ordinal, EncodingName(encoding),
+               generation.world() > 1 ? Text(", rank {}", rank) : "", probe.reason->what()));
+      Log(LogLevel::kWarning, "{}", report.warnings.back());
+    }
+    return true;
+  };
   for (const uint32_t ordinal : ordinals) {
     bool missing = false;
-    for (const Encoding encoding : options.encodings) {
-      const TierProbe probe = generation.Probe(ordinal, encoding);
-      report.bytes_metadata += probe.bytes_metadata;
-      if (probe.presence == Presence::kPresent) {
-        report.bytes_skipped += probe.layout.file_bytes;
-        continue;
-      }
-      missing = true;
-      if (probe.presence == Presence::kDamaged) {
-        report.warnings.push_back(Text("layer {} ({}) is damaged and is built again: {}", ordinal,
-                                       EncodingName(encoding), probe.reason->what()));
-        Log(LogLevel::kWarning, "{}", report.warnings.back());
-      }
+    for (uint32_t rank = 0; rank < generation.world(); ++rank) {
+      if (options.rank && *options.rank != rank) continue;
+      for (const Encoding encoding : options.encodings)
+        missing |= probe_file(ordinal, rank, encoding);
     }
     if (missing) {
       builds.Need(ordinal, options.encodings);
@@ -347,6 +433,30 @@ void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordi
 
 }  // namespace
 
+Result<void> CheckShardWorld(const Manifest& manifest) {
+  const uint32_t world = manifest.identity.shard_world;
+  uint32_t units = 0;  // of 64, that every layer's intermediate size can be cut into
+  for (const ManifestLayer& layer : manifest.layers)
+    units = std::gcd(units, layer.geometry.intermediate / kDimensionMultiple);
+  if (world > 0 && units % world == 0) return {};
+  std::string fitting;
+  for (uint32_t w = 2; w <= units; ++w)
+    if (units % w == 0) fitting += Text("{}{}", fitting.empty() ? "" : ", ", w);
+  const auto bad = std::find_if(
+      manifest.layers.begin(), manifest.layers.end(), [world](const ManifestLayer& layer) {
+        return world == 0 || layer.geometry.intermediate / kDimensionMultiple % world != 0;
+      });
+  return Fail(
+      Status::Usage(Text("the experts cannot be cut into {} shards", world))
+          .Expected(fitting.empty() ? "no --tp: the experts are too narrow to be cut"
+                                    : "--tp " + fitting)
+          .Found(
+              Text("layer {} has an intermediate size of {}, and {} / {} is not a multiple of {}",
+                   bad->ordinal, bad->geometry.intermediate, bad->geometry.intermediate, world,
+                   kDimensionMultiple))
+          .Advice("choose another --tp"));
+}
+
 Result<BuildReport> Build(Env& env, const Checkpoint& checkpoint, const MoeModel& model,
                           const std::string& store_directory, const BuildOptions& options) {
   const auto start = Clock::now();
@@ -355,7 +465,9 @@ Result<BuildReport> Build(Env& env, const Checkpoint& checkpoint, const MoeModel
   HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint, model));
   BuildReport found;
   found.seconds_fingerprint = SecondsSince(start);
-  const Manifest manifest = MakeManifest(model, fingerprint, options.zero_mode);
+  const Manifest manifest =
+      MakeManifest(model, fingerprint, options.zero_mode, options.shard_world);
+  HP_TRY(CheckShardWorld(manifest));
   HP_ASSIGN(const std::vector<uint32_t> ordinals, SelectLayers(options.layers, manifest));
   HP_ASSIGN(const Generation generation,
             Store::OpenOrCreateGeneration(env, store_directory, manifest));

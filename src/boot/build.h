@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct BuildOptions {
   std::string layers;  // SelectLayers text; empty: all
   std::vector<Encoding> encodings = {Encoding::kBase};
   ZeroMode zero_mode = ZeroMode::kAuto;
+  uint32_t shard_world = 1;          // of the generation that Build makes: files for so many ranks
+  std::optional<uint32_t> rank;      // build only this rank's files; none: every rank's
   size_t worker_count = 0;           // 0: the CPUs this process may use
   size_t batch_size = 12;            // layers that a BuildQueue fires together
   uint64_t staging_limit_bytes = 0;  // 0: a quarter of the memory available
@@ -39,6 +42,7 @@ struct BuildOptions {
 
 struct BuildReport {
   Digest128 generation{};
+  uint32_t shard_world = 1;
   uint32_t layers_total = 0;  // selected
   uint32_t layers_built = 0;  // at least one file of it was built here
   uint32_t layers_attached =
@@ -61,7 +65,9 @@ struct BuildReport {
 uint64_t SourceBytes(const MoeLayer& layer);
 
 // Layers of one generation, built from its checkpoint: what a BuildQueue runs. A step is an expert,
-// in file order; its staging is one workspace, of which there are as many as steps ran at once.
+// in file order; its staging is one workspace, of which there are as many as steps ran at once. Of
+// a sharded generation an expert is read and quantized once and whole, then cut for every rank that
+// lacks a file.
 class CheckpointBuilds final : public LayerBuilds {
  public:
   // All references must outlive this. REQUIRES a model whose manifest is the generation's.
@@ -90,27 +96,39 @@ class CheckpointBuilds final : public LayerBuilds {
     std::vector<Encoding> encodings;
     bool proven_bad = false;
   };
+  struct Workspace {
+    ExpertQuantizer quantizer;
+    HugeBuffer slice;  // of one piece, for one rank
+  };
   Result<void> CheckSpace() const;
-  std::vector<Encoding> Missing(uint32_t layer, const LayerNeed& need) const;
-  Result<ExpertQuantizer> TakeWorkspace();
-  void ReturnWorkspace(ExpertQuantizer quantizer);
+  std::vector<Encoding> Missing(const Generation& of_rank, uint32_t layer,
+                                const LayerNeed& need) const;
+  Result<Workspace> TakeWorkspace();
+  void ReturnWorkspace(Workspace workspace);
 
   const Generation& generation_;
   const Checkpoint& checkpoint_;
   const MoeModel& model_;
   const BuildOptions options_;
+  std::vector<Generation> ranks_;  // the generation as each rank to build for sees it
   const Kernels* kernels_ = nullptr;
   std::vector<const MoeLayer*> workspace_layers_;
   PlanesWanted workspace_planes_;
   uint64_t workspace_bytes_ = 0;
+  uint64_t slice_bytes_ = 0;  // of them
 
   mutable std::mutex mutex_;
   std::map<uint32_t, LayerNeed> needs_;
-  std::vector<ExpertQuantizer> workspaces_;  // not in use
+  std::vector<Workspace> workspaces_;  // not in use
   BuildReport report_;
 };
 
-// Builds what is missing of the wanted layers and encodings. kCapacity before anything is written
+// kUsage, with the numbers and what would do, when a layer's intermediate size cannot be cut into
+// the manifest's number of shards of a multiple of 64.
+Result<void> CheckShardWorld(const Manifest& manifest);
+
+// Builds what is missing of the wanted layers and encodings, of every rank. kUsage as
+// CheckShardWorld. kCapacity before anything is written
 // when the files do not fit on the disk or one workspace not in the staging limit; kData naming
 // tensor, file, offset and element for a source value that is not finite (for MXFP4: a scale of
 // 255). Nothing half-done stays visible, whatever happens.

@@ -59,7 +59,8 @@ Result<void> CheckSamePair(const Generation& generation, const Checkpoint& check
                            const MoeModel& model, const Digest128& fingerprint) {
   const Manifest& store = generation.manifest();
   if (store.identity.source_fingerprint == fingerprint) return {};
-  const Manifest other = MakeManifest(model, fingerprint, store.identity.zero_mode);
+  const Manifest other =
+      MakeManifest(model, fingerprint, store.identity.zero_mode, store.identity.shard_world);
   std::string found = DescribeModel(other);
   if (store.layers == other.layers) {
     HP_ASSIGN(found, FirstDifference(generation, checkpoint, model));

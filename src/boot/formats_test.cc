@@ -427,6 +427,34 @@ TEST(Formats, GptOssKeepsItsBiasesAndItsActivation) {
   EXPECT_EQ(ReadSection(*built->generation, Encoding::kBase, "bias2"), as_bytes(bias2));
 }
 
+// The outputs of the ranks are summed: down's bias is rank 0's, whole.
+TEST(Formats, GptOssShardsSumToOneBias) {
+  MemEnv env;
+  WriteModel(env, kTestCheckpoint, With([](Model& m) { AddGptOss(m, Mxfp4Layer(4)); }), 0);
+  BuildOptions options = BothTiers();
+  options.shard_world = 2;
+  ASSERT_TRUE(BuildStore(env, options));
+  const Generation generation = Store::Open(env, kTestStore)->OpenGeneration().value();
+  constexpr size_t kShare = kIntermediate / 2;
+  for (const uint32_t rank : {0u, 1u}) {
+    std::vector<float> bias13, bias2;
+    for (size_t e = 0; e < kExperts; ++e) {
+      for (const size_t odd : {0, 1}) {
+        for (size_t r = rank * kShare; r < (rank + 1) * kShare; ++r) {
+          bias13.push_back(Bias(e, 2 * r + odd));
+        }
+      }
+      for (size_t r = 0; r < kHidden; ++r) bias2.push_back(rank == 0 ? Bias(e, r) : 0.0F);
+    }
+    const auto same = [&](const char* role, const std::vector<float>& expected) {
+      const Bytes found = ReadSection(generation.ForRank(rank), Encoding::kBase, role);
+      return std::ranges::equal(found, std::as_bytes(std::span(expected)));
+    };
+    EXPECT_TRUE(same("bias13", bias13)) << rank;
+    EXPECT_TRUE(same("bias2", bias2)) << rank;
+  }
+}
+
 // A slice is an entry of the source record, and its digest is checked like a tensor's.
 TEST(Formats, SourceRecordsOfSlicesProveThePairing) {
   Model model;

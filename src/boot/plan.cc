@@ -10,12 +10,6 @@
 namespace hotplane {
 namespace {
 
-LayerGeometry ShardGeometry(const ManifestLayer& layer, uint32_t shard_world) {
-  LayerGeometry geometry = layer.geometry;
-  geometry.intermediate /= shard_world;
-  return geometry;
-}
-
 bool Contains(const std::vector<uint32_t>& ordinals, uint32_t ordinal) {
   return std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end();
 }
@@ -109,7 +103,7 @@ void Planner::PlanBuild(const ManifestLayer& layer, PlanEntry& entry) {
   }
   missing_[std::string(TierName(TierOf(entry.encoding)))].push_back(layer.ordinal);
   const LayerLayout layout =
-      PlanLayerLayout(entry.encoding, ShardGeometry(layer, config_.shard_world));
+      PlanLayerLayout(entry.encoding, layer.geometry.OfShard(config_.shard_world));
   entry.bytes_built = layout.file_bytes;
   if (TierOf(entry.encoding) == Tier::kBase) entry.bytes_store = WantedBytes(layer, layout);
   if (!facts_.checkpoint) return;
@@ -131,7 +125,7 @@ void Planner::PlanBase(const ManifestLayer& layer, bool selected) {
     entry.bytes_skipped = file.file_bytes;
   } else if (file.presence == Presence::kPresent) {
     const LayerLayout layout =
-        PlanLayerLayout(Encoding::kBase, ShardGeometry(layer, config_.shard_world));
+        PlanLayerLayout(Encoding::kBase, layer.geometry.OfShard(config_.shard_world));
     entry.action = PlanAction::kRead;
     entry.reason = "present";
     entry.bytes_store = WantedBytes(layer, layout);
@@ -295,7 +289,7 @@ Result<void> Planner::PinDelta() {
 
 uint64_t Planner::RecordBytes(const PlanEntry& entry) const {
   const LayerLayout layout = PlanLayerLayout(
-      entry.encoding, ShardGeometry(facts_.manifest.layers[entry.layer], config_.shard_world));
+      entry.encoding, facts_.manifest.layers[entry.layer].geometry.OfShard(config_.shard_world));
   uint64_t bytes = 0;
   for (const Section& section : layout.sections) bytes += section.expert_bytes;
   return bytes;
@@ -303,6 +297,8 @@ uint64_t Planner::RecordBytes(const PlanEntry& entry) const {
 
 void Planner::Sum() {
   plan_.layers_total = static_cast<uint32_t>(config_.layers.size());
+  plan_.shard_rank = config_.shard_rank;
+  plan_.shard_world = config_.shard_world;
   for (const PlanEntry& entry : plan_.entries) {
     plan_.bytes_store += entry.bytes_store;
     plan_.bytes_checkpoint += entry.bytes_checkpoint;
@@ -401,8 +397,10 @@ std::string LayerListText(const std::vector<uint32_t>& ordinals, const Manifest&
 }
 
 std::string PlanTable(const BootPlan& plan) {
-  std::string text = Text("{:<12} {:<14} {:<15} {:>12} {:>12} {:>12} {:>12}  {}\n", "layers",
-                          "tier", "action", "store", "checkpoint", "written", "skipped", "why");
+  std::string text =
+      plan.shard_world > 1 ? Text("rank {} of {}\n", plan.shard_rank, plan.shard_world) : "";
+  text += Text("{:<12} {:<14} {:<15} {:>12} {:>12} {:>12} {:>12}  {}\n", "layers", "tier", "action",
+               "store", "checkpoint", "written", "skipped", "why");
   for (const size_t tier : {0, 1}) {
     for (size_t i = tier; i < plan.entries.size();) {
       PlanEntry run = plan.entries[i];

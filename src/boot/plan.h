@@ -108,6 +108,8 @@ struct BootPlan {
   uint64_t bytes_host = 0;
   uint64_t bytes_pinned = 0;        // of bytes_host, delta records
   uint64_t device_limit_bytes = 0;  // device memory without the reserve
+  uint32_t shard_rank = 0;
+  uint32_t shard_world = 1;
   std::vector<std::string> warnings;
 
   // REQUIRES a layer of the model. Two entries: base, then delta.

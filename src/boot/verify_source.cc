@@ -29,15 +29,14 @@ Result<std::vector<Expectation>> ListExpectations(const Generation& generation,
     HP_ASSIGN(const std::optional<SourceRecord> record, generation.ReadSourceRecord(layer.ordinal));
     if (!record) {
       // A layer file without its record cannot be proved: that is a failed proof, not a pass.
-      for (const Encoding encoding : kEncodings)
-        if (generation.Probe(layer.ordinal, encoding).presence != Presence::kAbsent)
-          return Fail(Status::Data(Text("layer {} has no source record: nothing proves what it was "
-                                        "built from",
-                                        layer.ordinal))
-                          .File(generation.LayerPath(layer.ordinal, encoding))
-                          .Expected("the layer's .source file beside it")
-                          .Found("no such file")
-                          .Advice("remove the layer's files and build it again"));
+      if (generation.HasLayerFile(layer.ordinal))
+        return Fail(Status::Data(Text("layer {} has no source record: nothing proves what it was "
+                                      "built from",
+                                      layer.ordinal))
+                        .File(generation.SourceRecordPath(layer.ordinal))
+                        .Expected("the layer's .source file beside its layer files")
+                        .Found("no such file")
+                        .Advice("remove the layer's files and build it again"));
       ++report->layers_without_record;
       continue;
     }

@@ -143,6 +143,13 @@ Result<std::shared_ptr<EngineState>> Open(const char* store, const hotplane_boot
   HP_TRY(SetBuildOptions(options, &engine));
   HP_TRY(SetDestination(options, &engine));
   engine.worker_count = options.workers;
+  if (options.rank < -1)
+    return Fail(Status::Usage("there is no such rank")
+                    .Expected("0 or more, or -1 for the environment's")
+                    .Found(Text("{}", options.rank)));
+  if (options.rank >= 0) engine.shard.rank = static_cast<uint32_t>(options.rank);
+  if (options.world != 0) engine.shard.world = options.world;
+  engine.shard.launched = LaunchedRanks();
   engine.boot.map = options.map != 0;
   engine.boot.verify = options.verify != 0;
   engine.boot.cancel = &state->cancel;
@@ -274,6 +281,7 @@ void hotplane_boot_options_init(hotplane_boot_options* options) {
   if (options == nullptr) return;
   InitStruct(options);
   options->verify = 1;
+  options->rank = -1;
 }
 
 hotplane_code hotplane_open(const char* store, const hotplane_boot_options* options,

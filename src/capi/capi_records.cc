@@ -64,7 +64,7 @@ Result<void> DescribeLayer(const hotplane_engine* engine, uint32_t layer,
   full.mtp = of_model.mtp ? 1 : 0;
   full.experts = of_model.geometry.experts;
   full.hidden = of_model.geometry.hidden;
-  full.intermediate = of_model.geometry.intermediate;
+  full.intermediate = generation.geometry(layer).intermediate;
   full.base = PresenceOf(generation.Probe(layer, Encoding::kBase).presence);
   full.delta = PresenceOf(delta.presence);
   full.delta_encoding = EncodingOf(delta.encoding);
@@ -108,6 +108,8 @@ hotplane_code hotplane_describe(const hotplane_engine* engine, hotplane_store* s
     full.directory = generation.directory().c_str();
     full.layer_count = static_cast<uint32_t>(generation.manifest().layers.size());
     full.top_k = generation.manifest().top_k.value_or(0);
+    full.rank = generation.rank();
+    full.world = generation.world();
     return FillStruct(full, sizeof(full), store);
   });
 }

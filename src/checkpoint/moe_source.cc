@@ -680,13 +680,14 @@ std::map<std::string_view, const Tensor*> SourceTensorsByName(const MoeLayer& la
   return tensors;
 }
 
-Manifest MakeManifest(const MoeModel& model, const Digest128& fingerprint, ZeroMode zero_mode) {
+Manifest MakeManifest(const MoeModel& model, const Digest128& fingerprint, ZeroMode zero_mode,
+                      uint32_t shard_world) {
   Manifest manifest;
   manifest.identity = {.source_fingerprint = fingerprint,
                        .abi = kPlaneAbiName,
                        .zero_mode = zero_mode,
-                       .shard_world = 1,
-                       .shard_axis = "none"};
+                       .shard_world = shard_world,
+                       .shard_axis = shard_world > 1 ? "intermediate" : "none"};
   manifest.scheme = model.scheme;
   manifest.activation = model.activation;
   manifest.top_k = model.top_k;

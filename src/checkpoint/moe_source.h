@@ -103,7 +103,8 @@ std::vector<SampledPage> ListSampledPages(const MoeModel& model);
 // The tensors and slices of a layer by name: what a source record's entries stand for.
 std::map<std::string_view, const Tensor*> SourceTensorsByName(const MoeLayer& layer);
 
-// The manifest of the unsharded generation of this model.
-Manifest MakeManifest(const MoeModel& model, const Digest128& fingerprint, ZeroMode zero_mode);
+// The manifest of this model's generation with so many shards; 1: unsharded.
+Manifest MakeManifest(const MoeModel& model, const Digest128& fingerprint, ZeroMode zero_mode,
+                      uint32_t shard_world = 1);
 
 }  // namespace hotplane

@@ -31,6 +31,7 @@ EngineOptions ToEngineOptions(const Context& context, Progress* progress) {
   engine.reserve_bytes = options.reserve_bytes;
   engine.pin_delta_bytes = options.pin_delta_bytes;
   engine.experts = options.experts;
+  engine.shard = {.rank = options.rank, .world = options.world, .launched = LaunchedRanks()};
   engine.zero_mode = options.zero_mode_given;
   engine.dry_run = options.dry_run;
   engine.measure_limit = true;
@@ -60,11 +61,14 @@ void PrintReport(const Engine& engine) {
     PrintLine(Text("built {} layers: read {} of the checkpoint, wrote {}", build.layers_built,
                    FormatBytes(build.bytes_read), FormatBytes(build.bytes_built)));
   }
-  PrintLine(Text("booted {} layers, {}{}, in {}: plan {}, allocate {}, land {}",
-                 report.layers_total, FormatBytes(report.bytes_read),
-                 report.bytes_verified == report.bytes_read ? ", every byte verified" : "",
-                 FormatSeconds(report.seconds), FormatSeconds(report.seconds_plan),
-                 FormatSeconds(report.seconds_allocate), FormatSeconds(report.seconds_land)));
+  const BootPlan& plan = engine.plan();
+  PrintLine(
+      Text("booted {} layers{}, {}{}, in {}: plan {}, allocate {}, land {}", report.layers_total,
+           plan.shard_world > 1 ? Text(" of rank {} of {}", plan.shard_rank, plan.shard_world) : "",
+           FormatBytes(report.bytes_read),
+           report.bytes_verified == report.bytes_read ? ", every byte verified" : "",
+           FormatSeconds(report.seconds), FormatSeconds(report.seconds_plan),
+           FormatSeconds(report.seconds_allocate), FormatSeconds(report.seconds_land)));
   if (!report.sources.empty())
     PrintLine(Text("{} landing, {:.0f}% of the {} that this memory gives; first layer after {}",
                    FormatRate(base_bytes, report.seconds_land), limit > 0 ? 100 * rate / limit : 0,

@@ -17,6 +17,7 @@ Result<void> RunBuild(const Context& context) {
   build.layers = options.layers;
   build.encodings = options.encodings;
   build.zero_mode = options.zero_mode;
+  build.shard_world = options.tp;
   build.worker_count = options.workers;
   build.batch_size = options.batch;
   build.staging_limit_bytes = options.staging_limit_bytes;
@@ -34,9 +35,10 @@ Result<void> RunBuild(const Context& context) {
     return {};
   }
   if (options.common.quiet) return {};
-  PrintLine(Text("built {} of {} layers ({} were there) into {}, generation {}",
-                 report.layers_built, report.layers_total, report.layers_attached, options.store,
-                 ToHex(report.generation)));
+  PrintLine(Text("built {} of {} layers ({} were there){} into {}, generation {}",
+                 report.layers_built, report.layers_total, report.layers_attached,
+                 report.shard_world > 1 ? Text(" for {} ranks", report.shard_world) : "",
+                 options.store, ToHex(report.generation)));
   PrintLine(Text("read {}, wrote {}, {} at {} with {} workers ({}), staging {}",
                  FormatBytes(report.bytes_read), FormatBytes(report.bytes_built),
                  FormatSeconds(report.seconds),

@@ -36,6 +36,8 @@ class Doctor {
   void CheckIsa();
   Result<void> CheckMemory();
   Result<void> CheckStore();
+  Result<void> CountFiles(const Generation& of_rank, Encoding encoding, size_t* present,
+                          uint64_t* base_bytes, uint64_t* cached_bytes);
   void CheckCache(uint64_t bytes, uint64_t cached);
   void Add(bool ok, std::string subject, std::string text) {
     findings_.push_back({ok, std::move(subject), std::move(text)});
@@ -114,37 +116,49 @@ void Doctor::CheckCache(uint64_t bytes, uint64_t cached) {
                 : std::string("it cannot all stay in this memory")));
 }
 
+// Layer files of one rank and encoding; bytes of the base only.
+Result<void> Doctor::CountFiles(const Generation& of_rank, Encoding encoding, size_t* present,
+                                uint64_t* base_bytes, uint64_t* cached_bytes) {
+  for (const ManifestLayer& layer : of_rank.manifest().layers) {
+    const TierProbe probe = of_rank.Probe(layer.ordinal, encoding);
+    if (probe.presence == Presence::kDamaged) Add(false, "store", probe.reason->ToString());
+    if (probe.presence != Presence::kPresent) continue;
+    ++*present;
+    if (encoding != Encoding::kBase) continue;
+    *base_bytes += probe.layout.data_bytes;
+    HP_ASSIGN(const std::unique_ptr<File> file,
+              PosixEnv().Open(of_rank.LayerPath(layer.ordinal, encoding), OpenMode::kRead));
+    *cached_bytes +=
+        file->CachedBytes(probe.layout.data_offset, probe.layout.data_bytes).value_or(0);
+  }
+  return {};
+}
+
 Result<void> Doctor::CheckStore() {
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options_.path));
   HP_ASSIGN(const Generation generation,
             store.OpenGeneration(options_.generation, {.cancel = &cancel_, .read_only = true}));
-  const size_t layers = generation.manifest().layers.size();
+  const uint32_t world = generation.world();
+  const size_t files = generation.manifest().layers.size() * world;
+  const std::string of_ranks = world > 1 ? Text(" (of {} ranks)", world) : "";
   uint64_t base_bytes = 0;
   uint64_t cached_bytes = 0;
   std::string counts;
   for (const Encoding encoding : kEncodings) {
     size_t present = 0;
-    for (const ManifestLayer& layer : generation.manifest().layers) {
-      const TierProbe probe = generation.Probe(layer.ordinal, encoding);
-      if (probe.presence == Presence::kDamaged) Add(false, "store", probe.reason->ToString());
-      if (probe.presence != Presence::kPresent) continue;
-      ++present;
-      if (encoding != Encoding::kBase) continue;
-      base_bytes += probe.layout.data_bytes;
-      HP_ASSIGN(const std::unique_ptr<File> file,
-                PosixEnv().Open(generation.LayerPath(layer.ordinal, encoding), OpenMode::kRead));
-      cached_bytes +=
-          file->CachedBytes(probe.layout.data_offset, probe.layout.data_bytes).value_or(0);
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      HP_TRY(CountFiles(generation.ForRank(rank), encoding, &present, &base_bytes, &cached_bytes));
     }
     if (present > 0 || encoding == Encoding::kBase)
       counts +=
-          Text("{}{}/{} {}", counts.empty() ? "" : ", ", present, layers, EncodingName(encoding));
-    if (encoding == Encoding::kBase && present < layers)
+          Text("{}{}/{} {}", counts.empty() ? "" : ", ", present, files, EncodingName(encoding));
+    if (encoding == Encoding::kBase && present < files)
       Add(false, "store",
-          Text("{} layers have no base tier: run `hotplane build`", layers - present));
+          Text("{} layers{} have no base tier: run `hotplane build`", files - present, of_ranks));
   }
   Add(true, "store",
-      Text("{}, generation {}, {}", counts, ToHex(generation.id()), FileSystemName(options_.path)));
+      Text("{}{}, generation {}, {}", counts, of_ranks, ToHex(generation.id()),
+           FileSystemName(options_.path)));
   if (!generation.locked())
     Add(false, "locks",
         "this file system refuses locks: `hotplane gc` cannot see who uses the store");

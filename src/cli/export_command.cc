@@ -4,6 +4,7 @@
 
 #include "base/format_text.h"
 #include "base/units.h"
+#include "boot/shard_choice.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "engine/export.h"
@@ -36,7 +37,8 @@ Result<void> RunExport(const Context& context) {
   HP_TRY(CheckOutput(options.out, options.path));
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
   HP_ASSIGN(const Generation generation,
-            store.OpenGeneration(options.generation, {.cancel = &context.cancel}));
+            OpenShard(store, options.generation, {.cancel = &context.cancel},
+                      {.rank = options.rank, .world = {}, .launched = LaunchedRanks()}));
   ExportOptions export_options;
   export_options.layer = options.layer;
   export_options.part = options.part;
@@ -51,9 +53,14 @@ Result<void> RunExport(const Context& context) {
     json["out"] = options.out;
     json["bytes_written"] = report.bytes_written;
     json["from"] = EncodingName(report.encoding);
+    json["rank"] = generation.rank();
+    json["world"] = generation.world();
     PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   } else if (!options.common.quiet) {
-    PrintLine(Text("{} of layer {} from {}: {} bytes in {}", options.part, options.layer,
+    PrintLine(Text("{} of layer {}{} from {}: {} bytes in {}", options.part, options.layer,
+                   generation.world() > 1
+                       ? Text(", rank {} of {},", generation.rank(), generation.world())
+                       : "",
                    EncodingName(report.encoding), report.bytes_written, options.out));
   }
   return {};

@@ -51,6 +51,8 @@ Result<void> InspectLayerFile(const Context& context, File& file) {
   json["layer"] = layout.layer;
   json["model_index"] = layout.model_index;
   json["geometry"] = GeometryJson(layout.geometry);
+  json["rank"] = layout.shard_rank;
+  json["world"] = layout.shard_world;
   json["file_bytes"] = layout.file_bytes;
   json["chunks"] = layout.chunk_count;
   for (const Section& section : layout.sections)
@@ -63,9 +65,11 @@ Result<void> InspectLayerFile(const Context& context, File& file) {
     return {};
   }
   const LayerGeometry& g = layout.geometry;
-  PrintLine(Text("layer file  {}, layer {} (model's {}), E={} H={} I={}",
-                 EncodingName(layout.encoding), layout.layer, layout.model_index, g.experts,
-                 g.hidden, g.intermediate));
+  PrintLine(Text(
+      "layer file  {}, layer {} (model's {}){}, E={} H={} I={}", EncodingName(layout.encoding),
+      layout.layer, layout.model_index,
+      layout.shard_world > 1 ? Text(", rank {} of {}", layout.shard_rank, layout.shard_world) : "",
+      g.experts, g.hidden, g.intermediate));
   PrintLine(Text("  generation {}, format {}, {} ({} bytes), {} chunks", ToHex(layout.generation),
                  kLayerFormatVersion, FormatBytes(layout.file_bytes), layout.file_bytes,
                  layout.chunk_count));
@@ -76,6 +80,34 @@ Result<void> InspectLayerFile(const Context& context, File& file) {
   return {};
 }
 
+// What the files of one layer and encoding are, of all ranks together.
+struct RankProbes {
+  std::string text;  // "present"; "3/4" where they differ and none of them is bad
+  uint64_t bytes = 0;
+  std::vector<std::string> by_rank;
+  std::vector<std::string> reasons;
+};
+
+RankProbes ProbeRanks(const Generation& generation, uint32_t layer, Encoding encoding) {
+  RankProbes all;
+  uint32_t present_count = 0;
+  for (uint32_t rank = 0; rank < generation.world(); ++rank) {
+    const TierProbe probe = generation.ForRank(rank).Probe(layer, encoding);
+    all.by_rank.push_back(PresenceText(probe));
+    if (probe.presence == Presence::kPresent) {
+      ++present_count;
+      all.bytes += probe.layout.file_bytes;
+    }
+    if (!probe.reason) continue;
+    if (all.reasons.empty()) all.text = PresenceText(probe);
+    all.reasons.push_back(probe.reason->ToString());
+  }
+  if (!all.reasons.empty()) return all;
+  const bool partly = present_count > 0 && present_count < generation.world();
+  all.text = partly ? Text("{}/{}", present_count, generation.world()) : all.by_rank.front();
+  return all;
+}
+
 Json GenerationJson(const Generation& generation) {
   const Manifest& manifest = generation.manifest();
   Json json;
@@ -84,6 +116,7 @@ Json GenerationJson(const Generation& generation) {
   json["scheme"] = manifest.scheme;
   json["source_fingerprint"] = ToHex(manifest.identity.source_fingerprint);
   json["zero_mode"] = ZeroModeName(manifest.identity.zero_mode);
+  json["world"] = generation.world();
   json["layers"] = Json::array();
   for (const ManifestLayer& layer : manifest.layers) {
     Json entry{{"layer", layer.ordinal},
@@ -93,11 +126,12 @@ Json GenerationJson(const Generation& generation) {
                {"geometry", GeometryJson(layer.geometry)},
                {"source_format", SourceFormatName(layer.source_format)}};
     for (const Encoding encoding : kEncodings) {
-      const TierProbe probe = generation.Probe(layer.ordinal, encoding);
-      entry["tiers"][std::string(EncodingName(encoding))] = PresenceText(probe);
-      if (probe.presence == Presence::kPresent)
-        entry["bytes"][std::string(EncodingName(encoding))] = probe.layout.file_bytes;
-      if (probe.reason) entry["reason"] = probe.reason->ToString();
+      const std::string name(EncodingName(encoding));
+      const RankProbes probes = ProbeRanks(generation, layer.ordinal, encoding);
+      entry["tiers"][name] = probes.text;
+      if (probes.bytes > 0) entry["bytes"][name] = probes.bytes;
+      if (generation.world() > 1) entry["ranks"][name] = probes.by_rank;
+      if (!probes.reasons.empty()) entry["reason"] = probes.reasons.front();
     }
     json["layers"].push_back(std::move(entry));
   }
@@ -106,7 +140,8 @@ Json GenerationJson(const Generation& generation) {
 
 void PrintGeneration(const Generation& generation) {
   const Manifest& manifest = generation.manifest();
-  PrintLine(Text("generation  {}", ToHex(generation.id())));
+  PrintLine(Text("generation  {}{}", ToHex(generation.id()),
+                 generation.world() > 1 ? Text(", {} ranks", generation.world()) : ""));
   PrintLine(Text("  {}, scheme {}, zero mode {}", DescribeModel(manifest), manifest.scheme,
                  ZeroModeName(manifest.identity.zero_mode)));
   PrintLine("  layer  model's  base      delta-quintal  delta-nibble");
@@ -116,9 +151,9 @@ void PrintGeneration(const Generation& generation) {
     constexpr int kWidths[] = {8, 13, 12};
     int column = 0;
     for (const Encoding encoding : kEncodings) {
-      const TierProbe probe = generation.Probe(layer.ordinal, encoding);
-      row += Text("  {:<{}}", PresenceText(probe), kWidths[column++]);
-      if (probe.reason) reasons.push_back(probe.reason->ToString());
+      const RankProbes probes = ProbeRanks(generation, layer.ordinal, encoding);
+      row += Text("  {:<{}}", probes.text, kWidths[column++]);
+      reasons.insert(reasons.end(), probes.reasons.begin(), probes.reasons.end());
     }
     PrintLine(layer.mtp ? row + "  (MTP)" : row);
   }

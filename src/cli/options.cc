@@ -7,6 +7,7 @@
 
 #include "base/format_text.h"
 #include "base/units.h"
+#include "format/layer_file.h"
 
 namespace hotplane::cli {
 namespace {
@@ -48,6 +49,10 @@ const CLI::Validator kDecimal(
     },
     "");
 
+// Layers are cut along a dimension of at most 2^20 into multiples of 64.
+constexpr uint32_t kRanksMax = 1u << 14;
+static_assert(kRanksMax == kDimensionMax / kDimensionMultiple);
+
 // Texts as they came; turned into Options after parsing, with our own messages.
 struct Raw {
   std::string tiers;
@@ -84,8 +89,10 @@ class Parser {
   void AddReport();
   void AddTrace(CLI::App* app);
   void AddGeneration(CLI::App* app);
+  void AddRank(CLI::App* app, const char* description);
   void AddWorkers(CLI::App* app);
   void AddBuilding(CLI::App* app);
+  void ForgetTwinsOfOthers(int argc, char** argv);
   Result<void> Finish();
   Result<void> FinishTiers();
   Result<void> FinishBoot();
@@ -121,6 +128,13 @@ void Parser::AddGeneration(CLI::App* app) {
       ->envname("HOTPLANE_GENERATION");
 }
 
+void Parser::AddRank(CLI::App* app, const char* description) {
+  app->add_option("--rank", options_.rank, description)
+      ->envname("HOTPLANE_RANK")
+      ->check(kDecimal)
+      ->check(CLI::Range(0u, kRanksMax - 1));
+}
+
 void Parser::AddWorkers(CLI::App* app) {
   app->add_option("--workers", options_.workers, "Threads; 0: the CPUs this process may use")
       ->envname("HOTPLANE_WORKERS")
@@ -145,6 +159,11 @@ void Parser::AddBuild() {
   app->add_option("--tiers", raw_.tiers, "base,delta")
       ->default_str("base,delta")
       ->envname("HOTPLANE_TIERS");
+  app->add_option("--tp", options_.tp, "Cut the experts into shards for so many ranks")
+      ->capture_default_str()
+      ->envname("HOTPLANE_TP")
+      ->check(kDecimal)
+      ->check(CLI::Range(1u, kRanksMax));
   AddBuilding(app);
 }
 
@@ -188,6 +207,11 @@ void Parser::AddBoot() {
       ->excludes(checkpoint);
   AddGeneration(app);
   app->add_option("--layers", options_.layers, "A-B, a list such as 0,4-7, main, or mtp");
+  AddRank(app, "Rank of a sharded store; of torchrun, MPI or Slurm where not given");
+  app->add_option("--world", options_.world, "Number of ranks; of the store where not given")
+      ->envname("HOTPLANE_WORLD")
+      ->check(kDecimal)
+      ->check(CLI::Range(1u, kRanksMax));
   app->add_option("--experts", raw_.experts, "A-B: only these experts of each layer");
   app->add_option("--tiers", raw_.tiers, "base,delta; base where there is no --checkpoint")
       ->default_str("base,delta")
@@ -221,6 +245,7 @@ void Parser::AddWarm() {
                                    "hotplane warm /store --tiers base");
   app->add_option("DIR", options_.path, "The store")->required();
   AddGeneration(app);
+  AddRank(app, "Of a sharded store only this rank's files; all otherwise");
   app->add_option("--tiers", raw_.tiers, "base,delta")->default_str("base");
   AddWorkers(app);
 }
@@ -251,6 +276,7 @@ void Parser::AddExport() {
                  "hotplane export /store --layer 3 --part planes13 --out planes13.bin");
   app->add_option("DIR", options_.path, "The store")->required();
   AddGeneration(app);
+  AddRank(app, "Rank of a sharded store; of torchrun, MPI or Slurm where not given");
   app->add_option("--layer", options_.layer, "Ordinal of the layer")->required()->check(kDecimal);
   app->add_option("--part", options_.part,
                   "planes13, sc13, planes2, sc2, bias13, bias2, fp13 or fp2")
@@ -451,8 +477,24 @@ std::optional<Status> RefuseEmptyAndRepeated(const CLI::App& app) {
   return std::nullopt;
 }
 
+// Commands share the variables that their options set, and the parser reads the environment for all
+// commands: a twin would be taken for an option of a command that was not given, and win over the
+// option that was.
+void Parser::ForgetTwinsOfOthers(int argc, char** argv) {
+  const auto is_command = [this](const char* word) {
+    return std::any_of(commands_.begin(), commands_.end(),
+                       [word](const auto& entry) { return entry.second->get_name() == word; });
+  };
+  char** const given = std::find_if(argv + 1, argv + argc, is_command);
+  for (const auto& [command, app] : commands_) {
+    if (given != argv + argc && app->get_name() == *given) continue;
+    for (CLI::Option* option : app->get_options()) option->envname("");
+  }
+}
+
 ParseOutcome Parser::Parse(int argc, char** argv) {
   ParseOutcome outcome;
+  ForgetTwinsOfOthers(argc, argv);
   HonourReferenceVariables(&outcome.notes);
   try {
     app_.parse(argc, argv);

@@ -68,6 +68,9 @@ struct Options {
   uint64_t reserve_bytes = 0;
   uint64_t pin_delta_bytes = 0;
   std::optional<ExpertRange> experts;
+  uint32_t tp = 1;                // build: ranks to cut the experts for
+  std::optional<uint32_t> rank;   // boot, export, warm
+  std::optional<uint32_t> world;  // boot
 
   uint32_t layer = 0;  // export
   std::string part;

@@ -28,6 +28,7 @@ void PrintJson(const VerifyReport& report, const SourceReport& source, bool with
     nlohmann::ordered_json entry;
     entry["file"] = finding.file;
     entry["layer"] = finding.layer;
+    if (finding.rank) entry["rank"] = *finding.rank;
     entry["chunk"] =
         finding.chunk ? nlohmann::ordered_json(*finding.chunk) : nlohmann::ordered_json();
     entry["what"] = finding.status.what();

@@ -2,6 +2,7 @@
 
 #include "base/format_text.h"
 #include "base/units.h"
+#include "boot/shard_choice.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "engine/warm.h"
@@ -11,13 +12,15 @@ namespace hotplane::cli {
 Result<void> RunWarm(const Context& context) {
   const Options& options = context.options;
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
+  const Store::OpenOptions open = {.cancel = &context.cancel};
   HP_ASSIGN(const Generation generation,
-            store.OpenGeneration(options.generation, {.cancel = &context.cancel}));
+            options.rank ? OpenShard(store, options.generation, open, {options.rank, {}})
+                         : store.OpenGeneration(options.generation, open));
   WorkerPool pool(options.workers);
   Progress progress;
   Result<WarmReport> warmed = [&] {
     const ProgressDisplay display(progress, options.common, options.stall_seconds);
-    return Warm(generation, options.tiers, pool, &context.cancel, &progress);
+    return Warm(generation, options.tiers, pool, &context.cancel, &progress, options.rank);
   }();
   HP_ASSIGN(const WarmReport report, std::move(warmed));
   if (options.common.json) {

@@ -21,8 +21,9 @@ class ColdLayers {
   static Result<std::unique_ptr<ColdLayers>> Open(Env& env, const std::string& path);
 
   const MoeModel& model() const { return model_; }
-  Manifest MakeManifestFor(ZeroMode zero_mode) const {
-    return MakeManifest(model_, fingerprint_, zero_mode);
+  // With the zero mode and the shards of `identity`.
+  Manifest MakeManifestLike(const Identity& identity) const {
+    return MakeManifest(model_, fingerprint_, identity.zero_mode, identity.shard_world);
   }
   CheckpointFacts facts() const;
   double seconds_fingerprint() const { return seconds_fingerprint_; }

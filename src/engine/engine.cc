@@ -60,41 +60,56 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
 Result<void> Engine::OpenGeneration() {
   const Result<Store> store = Store::Open(env_, options_.store_directory);
   const bool may_build = !options_.checkpoint.empty() && !options_.no_build;
-  std::vector<Digest128> ids;
+  std::vector<Store::Entry> candidates;
   if (store) {
-    HP_ASSIGN(ids, store->ListGenerations());
+    HP_ASSIGN(candidates, store->FindGenerations(options_.generation_prefix));
   }
-  if (ids.empty() && may_build && options_.generation_prefix.empty()) return CreateGeneration();
-  if (!store) return Fail(store.error());
-  if (ids.size() > 1 && options_.generation_prefix.empty() && !options_.checkpoint.empty())
-    return OpenByCheckpoint(*store, ids);
-  HP_ASSIGN(Generation generation, store->OpenGeneration(options_.generation_prefix));
-  generation_ = std::make_unique<Generation>(std::move(generation));
+  if (!store || candidates.empty()) {
+    const bool empty =
+        !store || store->ListGenerations().value_or(std::vector<Digest128>()).empty();
+    if (empty && may_build && options_.generation_prefix.empty()) return CreateGeneration();
+    if (!store) return Fail(store.error());
+  }
+  if (candidates.size() > 1 && options_.generation_prefix.empty() && !options_.checkpoint.empty())
+    HP_TRY(KeepOfCheckpoint(candidates));
+  std::string name = options_.generation_prefix;
+  if (!candidates.empty()) {
+    HP_ASSIGN(const Digest128 id,
+              ChooseGeneration(candidates, options_.shard, options_.store_directory));
+    name = ToHex(id);
+  }
+  HP_ASSIGN(const Generation generation, store->OpenGeneration(name));
+  HP_ASSIGN(rank_, ChooseRank(options_.shard, generation.world(), generation.directory()));
+  generation_ = std::make_unique<Generation>(generation.ForRank(rank_));
   return {};
 }
 
-// Of several generations the one that was built from this checkpoint; never a guess.
-Result<void> Engine::OpenByCheckpoint(const Store& store, const std::vector<Digest128>& ids) {
+// Of several generations those that were built from this checkpoint; all, where none was.
+Result<void> Engine::KeepOfCheckpoint(std::vector<Store::Entry>& candidates) {
   HP_TRY(EnsureCold(/*may_write=*/true));
-  std::vector<Digest128> mine;
-  for (const ZeroMode mode : {ZeroMode::kAuto, ZeroMode::kSign, ZeroMode::kAlternate}) {
-    if (options_.zero_mode && *options_.zero_mode != mode) continue;
-    const Digest128 id = GenerationOf(cold_->MakeManifestFor(mode).identity);
-    if (std::find(ids.begin(), ids.end(), id) != ids.end()) mine.push_back(id);
+  std::vector<Store::Entry> mine;
+  for (const Store::Entry& entry : candidates) {
+    if (!entry.identity) continue;
+    if (options_.zero_mode && *options_.zero_mode != entry.identity->zero_mode) continue;
+    if (GenerationOf(cold_->MakeManifestLike(*entry.identity).identity) == entry.id)
+      mine.push_back(entry);
   }
-  HP_ASSIGN(Generation generation,
-            store.OpenGeneration(mine.size() == 1 ? ToHex(mine.front()) : std::string()));
-  generation_ = std::make_unique<Generation>(std::move(generation));
+  if (!mine.empty()) candidates = std::move(mine);
   return {};
 }
 
 Result<void> Engine::CreateGeneration() {
   HP_TRY(EnsureCold(/*may_write=*/true));
-  manifest_ = cold_->MakeManifestFor(options_.zero_mode.value_or(ZeroMode::kAuto));
+  Identity wanted;
+  wanted.zero_mode = options_.zero_mode.value_or(ZeroMode::kAuto);
+  wanted.shard_world = options_.shard.world.value_or(1);
+  manifest_ = cold_->MakeManifestLike(wanted);
+  HP_TRY(CheckShardWorld(manifest_));
+  HP_ASSIGN(rank_, ChooseRank(options_.shard, wanted.shard_world, options_.store_directory));
   if (options_.dry_run) return {};
-  HP_ASSIGN(Generation generation,
+  HP_ASSIGN(const Generation generation,
             Store::OpenOrCreateGeneration(env_, options_.store_directory, manifest_));
-  generation_ = std::make_unique<Generation>(std::move(generation));
+  generation_ = std::make_unique<Generation>(generation.ForRank(rank_));
   return {};
 }
 
@@ -107,12 +122,9 @@ Result<void> Engine::EnsureCold(bool may_write) {
   if (paired_ || generation_ == nullptr) return {};
   HP_TRY(cold_->Pair(*generation_, may_write && !options_.dry_run));
   // The manifest holds what the config tells beside the weights: the store checks that too.
-  if (cold_->MakeManifestFor(generation_->manifest().identity.zero_mode) !=
-      generation_->manifest()) {
-    HP_TRY(Store::OpenOrCreateGeneration(
-        env_, options_.store_directory,
-        cold_->MakeManifestFor(generation_->manifest().identity.zero_mode)));
-  }
+  const Manifest manifest = cold_->MakeManifestLike(generation_->manifest().identity);
+  if (manifest != generation_->manifest())
+    HP_TRY(Store::OpenOrCreateGeneration(env_, options_.store_directory, manifest));
   paired_ = true;
   return {};
 }
@@ -161,8 +173,8 @@ Result<PlanConfig> Engine::MakeConfig() const {
   config.experts = options_.experts;
   config.delta_pinned_bytes = options_.pin_delta_bytes;
   config.no_build = options_.no_build;
-  config.shard_rank = options_.shard_rank;
-  config.shard_world = options_.shard_world;
+  config.shard_rank = rank_;
+  config.shard_world = manifest_.identity.shard_world;
   return config;
 }
 
@@ -208,6 +220,7 @@ Result<void> Engine::StartBuilds() {
     if (entry.action == PlanAction::kBuild) needs[entry.layer].push_back(entry.encoding);
   BuildOptions build = options_.build;
   build.zero_mode = manifest_.identity.zero_mode;
+  build.rank = rank_;  // the others build theirs, maybe elsewhere
   build.cancel = options_.boot.cancel;
   build.progress = options_.boot.progress;
   if (build.staging_limit_bytes == 0) {
@@ -388,6 +401,7 @@ Result<void> Engine::Recover(const Status& error) {
     if (!cold_->started()) {
       BuildOptions build = options_.build;
       build.zero_mode = manifest_.identity.zero_mode;
+      build.rank = rank_;
       build.cancel = options_.boot.cancel;
       HP_TRY(cold_->Start(*generation_, build, {}, {layer}));
     }

@@ -18,6 +18,7 @@
 #include "boot/boot.h"
 #include "boot/build.h"
 #include "boot/plan.h"
+#include "boot/shard_choice.h"
 #include "engine/cold_layers.h"
 #include "engine/expert_records.h"
 #include "store/store.h"
@@ -40,8 +41,8 @@ struct EngineOptions {
   uint64_t reserve_bytes = 0;
   uint64_t pin_delta_bytes = 0;  // of delta records that Boot reads into the records' delta cache
   std::optional<ExpertRange> experts;
-  uint32_t shard_rank = 0;
-  uint32_t shard_world = 1;
+  // Which rank of a sharded store this is; with `world`, also how a store that a boot makes is cut.
+  ShardRequest shard;
 
   BootOptions boot;       // `pool` is set by the engine; `map`: every base on the host
   RecordOptions records;  // `worker_count` is set by the engine
@@ -53,7 +54,8 @@ struct EngineOptions {
 
 class Engine {
  public:
-  // Opens the store. Where there is none yet and a checkpoint is at hand, makes the generation.
+  // Opens the store, as the rank that is meant. Where there is none yet and a checkpoint is at
+  // hand, makes the generation.
   static Result<std::unique_ptr<Engine>> Open(Env& env, const EngineOptions& options);
   ~Engine();
 
@@ -71,7 +73,7 @@ class Engine {
   Result<const BootedLayer*> WaitLayer(uint32_t ordinal);
 
   // REQUIRES options without dry_run.
-  const Generation& generation() const { return *generation_; }
+  const Generation& generation() const { return *generation_; }  // as this process's rank sees it
   const Digest128& generation_id() const { return generation_id_; }
   WorkerPool& pool() { return *pool_; }
   // REQUIRES Plan or Boot was called.
@@ -105,7 +107,7 @@ class Engine {
   Engine(Env& env, const EngineOptions& options) : env_(env), options_(options) {}
 
   Result<void> OpenGeneration();
-  Result<void> OpenByCheckpoint(const Store& store, const std::vector<Digest128>& ids);
+  Result<void> KeepOfCheckpoint(std::vector<Store::Entry>& candidates);
   Result<void> CreateGeneration();
   // Opens the checkpoint and proves that it is the generation's; `may_write`: keeps its stamp.
   Result<void> EnsureCold(bool may_write);
@@ -128,6 +130,7 @@ class Engine {
   std::unique_ptr<WorkerPool> pool_;
   Manifest manifest_;
   Digest128 generation_id_{};
+  uint32_t rank_ = 0;
   std::unique_ptr<Generation> generation_;
   std::unique_ptr<ColdLayers> cold_;  // after generation_: it is destroyed first
   bool paired_ = false;               // cold_ is the generation's source

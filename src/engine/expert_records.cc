@@ -58,8 +58,8 @@ uint64_t ExpertRecords::CacheBytes(RecordKind kind) const {
 // By names only: no layer is opened before one of its records is wanted.
 size_t ExpertRecords::LargestRecord(RecordKind kind) const {
   size_t largest = 0;
-  const std::vector<ManifestLayer>& layers = generation_.manifest().layers;
-  for (uint32_t layer = 0; layer < layers.size(); ++layer) {
+  const size_t layer_count = generation_.manifest().layers.size();
+  for (uint32_t layer = 0; layer < layer_count; ++layer) {
     Encoding encoding = kind == RecordKind::kBase ? Encoding::kBase : Encoding::kDeltaNibble;
     if (kind == RecordKind::kDelta) {
       const auto quintals =
@@ -70,7 +70,7 @@ size_t ExpertRecords::LargestRecord(RecordKind kind) const {
                                 !(quintals && quintals->type == FileType::kRegular);
       encoding = only_nibbles ? Encoding::kDeltaNibble : Encoding::kDeltaQuintal;
     }
-    largest = std::max(largest, RecordShape::Of(encoding, layers[layer].geometry).bytes);
+    largest = std::max(largest, RecordShape::Of(encoding, generation_.geometry(layer)).bytes);
   }
   return largest;
 }

@@ -122,9 +122,7 @@ RecordReader::RecordReader(const Generation& generation)
       kernels_(*AvailableKernels().front()),
       layers_(generation.manifest().layers.size()) {}
 
-const LayerGeometry& RecordReader::geometry(uint32_t layer) const {
-  return generation_.manifest().layers[layer].geometry;
-}
+LayerGeometry RecordReader::geometry(uint32_t layer) const { return generation_.geometry(layer); }
 
 Result<void> RecordReader::CheckLayer(uint32_t layer) const {
   if (layer < layers_.size()) return {};
@@ -262,7 +260,7 @@ Result<void> RecordReader::ReadFp4(ExpertKey key, const RecordShape& shape,
   HP_ASSIGN(const LayerFile* const file, OpenFirst(key.layer, kFp4Preference));
   if (file->layout().encoding == Encoding::kDeltaNibble)
     return ReadParts(*file, shape, key.expert, destination);
-  const LayerGeometry& g = geometry(key.layer);
+  const LayerGeometry g = geometry(key.layer);
   const size_t quintal_bytes_max =
       std::max(QuintalPlaneBytes(g.n13(), g.k13()), QuintalPlaneBytes(g.n2(), g.k2()));
   const size_t code_bytes_max =

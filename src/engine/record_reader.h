@@ -102,8 +102,8 @@ class RecordReader {
   void SetResident(uint32_t layer, const ResidentBase& base);
   const ResidentBase* Resident(uint32_t layer) const;  // null: none
 
-  const LayerGeometry& geometry(uint32_t layer) const;  // REQUIRES a layer of the model
-  Result<void> CheckKey(ExpertKey key) const;           // kUsage
+  LayerGeometry geometry(uint32_t layer) const;  // REQUIRES a layer of the model
+  Result<void> CheckKey(ExpertKey key) const;    // kUsage
   RecordReaderStats stats() const;
 
  private:

@@ -91,6 +91,7 @@ std::string BuildReportJson(const BuildReport& report) {
   json["workers"] = report.worker_count;
   json["isa"] = report.isa;
   json["generation"] = ToHex(report.generation);
+  json["world"] = report.shard_world;
   json["warnings"] = report.warnings;
   json["machine"] = MachineJson();
   return Dump(json);
@@ -137,6 +138,8 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
   json["read_path"] = report.read_path;
   json["peak_pinned_bytes"] = report.bytes_pinned;
   json["generation"] = ToHex(generation);
+  json["rank"] = plan.shard_rank;
+  json["world"] = plan.shard_world;
   json["warnings"] = report.warnings;
   json["machine"] = MachineJson();
   return Dump(json);
@@ -145,6 +148,8 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
 std::string BootPlanJson(const BootPlan& plan, const Digest128& generation) {
   Json json;
   json["generation"] = ToHex(generation);
+  json["rank"] = plan.shard_rank;
+  json["world"] = plan.shard_world;
   json["layers_total"] = plan.layers_total;
   json["bytes_store"] = plan.bytes_store;
   json["bytes_checkpoint"] = plan.bytes_checkpoint;

@@ -26,38 +26,56 @@ uint64_t CountCached(const std::vector<std::unique_ptr<File>>& files) {
   return cached;
 }
 
-}  // namespace
-
-Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& tiers,
-                        WorkerPool& pool, const CancelToken* cancel, Progress* progress) {
-  const auto start = std::chrono::steady_clock::now();
-  WarmReport report;
+// The files to warm, opened and mapped, and what there is to say of the others.
+struct OpenedFiles {
   std::vector<std::unique_ptr<File>> files;
   std::vector<std::unique_ptr<Mapping>> mappings;
   std::vector<Piece> pieces;
-  for (const ManifestLayer& layer : generation.manifest().layers) {
-    for (const Encoding encoding : kEncodings) {
-      if (std::find(tiers.begin(), tiers.end(), TierOf(encoding)) == tiers.end()) continue;
-      const TierProbe probe = generation.Probe(layer.ordinal, encoding);
-      if (probe.reason)
-        report.warnings.push_back(Text("layer {} ({}) is passed over: {}", layer.ordinal,
-                                       EncodingName(encoding), probe.reason->what()));
-      if (probe.presence == Presence::kAbsent && encoding == Encoding::kBase)
-        report.warnings.push_back(Text("layer {} has no base tier", layer.ordinal));
-      if (probe.presence != Presence::kPresent) continue;
-      HP_ASSIGN(
-          std::unique_ptr<File> file,
-          generation.env().Open(generation.LayerPath(layer.ordinal, encoding), OpenMode::kRead));
-      const uint64_t bytes = probe.layout.file_bytes;
-      HP_ASSIGN(std::unique_ptr<Mapping> mapping, file->Map(0, bytes));
-      for (uint64_t offset = 0; offset < bytes; offset += kPieceBytes)
-        pieces.push_back(
-            {file.get(), mapping.get(), offset, std::min(kPieceBytes, bytes - offset)});
-      report.bytes += bytes;
-      mappings.push_back(std::move(mapping));
-      files.push_back(std::move(file));
-    }
+
+  Result<void> Add(const Generation& of_rank, uint32_t layer, Encoding encoding,
+                   WarmReport& report);
+};
+
+Result<void> OpenedFiles::Add(const Generation& of_rank, uint32_t layer, Encoding encoding,
+                              WarmReport& report) {
+  const TierProbe probe = of_rank.Probe(layer, encoding);
+  const std::string rank = of_rank.world() > 1 ? Text(" of rank {}", of_rank.rank()) : "";
+  if (probe.reason)
+    report.warnings.push_back(Text("layer {} ({}){} is passed over: {}", layer,
+                                   EncodingName(encoding), rank, probe.reason->what()));
+  if (probe.presence == Presence::kAbsent && encoding == Encoding::kBase)
+    report.warnings.push_back(Text("layer {} has no base tier{}", layer, rank));
+  if (probe.presence != Presence::kPresent) return {};
+  HP_ASSIGN(std::unique_ptr<File> file,
+            of_rank.env().Open(of_rank.LayerPath(layer, encoding), OpenMode::kRead));
+  const uint64_t bytes = probe.layout.file_bytes;
+  HP_ASSIGN(std::unique_ptr<Mapping> mapping, file->Map(0, bytes));
+  for (uint64_t offset = 0; offset < bytes; offset += kPieceBytes)
+    pieces.push_back({file.get(), mapping.get(), offset, std::min(kPieceBytes, bytes - offset)});
+  report.bytes += bytes;
+  mappings.push_back(std::move(mapping));
+  files.push_back(std::move(file));
+  return {};
+}
+
+}  // namespace
+
+Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& tiers,
+                        WorkerPool& pool, const CancelToken* cancel, Progress* progress,
+                        std::optional<uint32_t> rank) {
+  const auto start = std::chrono::steady_clock::now();
+  WarmReport report;
+  OpenedFiles opened;
+  for (uint32_t r = 0; r < generation.world(); ++r) {
+    if (rank && *rank != r) continue;
+    const Generation of_rank = generation.ForRank(r);
+    for (const ManifestLayer& layer : generation.manifest().layers)
+      for (const Encoding encoding : kEncodings)
+        if (std::find(tiers.begin(), tiers.end(), TierOf(encoding)) != tiers.end())
+          HP_TRY(opened.Add(of_rank, layer.ordinal, encoding, report));
   }
+  const std::vector<std::unique_ptr<File>>& files = opened.files;
+  const std::vector<Piece>& pieces = opened.pieces;
   if (files.empty())
     return Fail(Status::Data("there is no layer file to warm").File(generation.directory()));
   report.files = static_cast<uint32_t>(files.size());

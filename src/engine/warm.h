@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,9 +25,10 @@ struct WarmReport {
   std::vector<std::string> warnings;  // says when the files cannot stay
 };
 
-// Reads every present layer file of these tiers. Absent files are left out; with none at all it is
-// kData.
+// Reads every present layer file of these tiers, of one rank or, without `rank`, of all. Absent
+// files are left out; with none at all it is kData.
 Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& tiers,
-                        WorkerPool& pool, const CancelToken* cancel, Progress* progress);
+                        WorkerPool& pool, const CancelToken* cancel, Progress* progress,
+                        std::optional<uint32_t> rank = std::nullopt);
 
 }  // namespace hotplane

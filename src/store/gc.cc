@@ -60,11 +60,11 @@ class Collector {
     HP_ASSIGN(const std::vector<std::string> names, env_.List(generation));
     const std::string locks = JoinPath(generation, kLocksName);
     for (const std::string& name : names) {
-      const std::optional<uint32_t> layer = LayerOfTemporary(name);
-      if (!layer && !IsGenerationTemporary(name)) continue;
+      const std::optional<std::string> lock = LockOfTemporary(name);
+      if (!lock && !IsGenerationTemporary(name)) continue;
       const std::string path = JoinPath(generation, name);
       HP_ASSIGN(const Attempt attempt,
-                TryLock(JoinPath(locks, layer ? LayerStem(*layer) : kGenerationLockName)));
+                TryLock(JoinPath(locks, lock.value_or(kGenerationLockName))));
       if (!attempt.free) {
         report_.kept_in_use.push_back(path);
         continue;
@@ -117,7 +117,7 @@ class Collector {
       if (name == kLocksName) continue;
       const bool named_ours = name == kManifestName || name == kSourceStampName ||
                               ParseLayerName(name).has_value() ||
-                              LayerOfTemporary(name).has_value() || IsGenerationTemporary(name);
+                              LockOfTemporary(name).has_value() || IsGenerationTemporary(name);
       HP_ASSIGN(const FileStat stat, env_.Stat(JoinPath(generation, name)));
       if (!named_ours || stat.type != FileType::kRegular) {
         Log(LogLevel::kWarning, "{} is no file of a store and is kept", JoinPath(generation, name));

@@ -12,12 +12,13 @@
 namespace hotplane {
 namespace {
 
-// Temporaries of the layer, left by builders that died: whoever holds the layer's lock is the only
-// builder, and has not begun yet.
-Result<void> RemoveLayerTemporaries(Env& env, const std::string& directory, uint32_t layer) {
+// Temporaries left by builders that died: whoever holds their lock is the only builder, and has not
+// begun yet.
+Result<void> RemoveTemporariesOf(Env& env, const std::string& directory,
+                                 const std::string& lock_name) {
   HP_ASSIGN(const std::vector<std::string> names, env.List(directory));
   for (const std::string& name : names) {
-    if (LayerOfTemporary(name) != layer) continue;
+    if (LockOfTemporary(name) != lock_name) continue;
     const std::string path = JoinPath(directory, name);
     HP_ASSIGN(const FileStat stat, env.Stat(path));
     if (stat.type != FileType::kRegular) continue;  // nothing that a build makes
@@ -50,7 +51,8 @@ Status RecordsDiffer(const SourceRecord& stored, const SourceRecord& offered,
 
 }  // namespace
 
-Generation::Generation(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Generation::Generation(std::shared_ptr<const State> state, uint32_t rank)
+    : state_(std::move(state)), rank_(rank) {}
 Generation::Generation(Generation&&) noexcept = default;
 Generation& Generation::operator=(Generation&&) noexcept = default;
 Generation::~Generation() = default;
@@ -62,11 +64,29 @@ const Manifest& Generation::manifest() const { return state_->manifest; }
 const Digest128& Generation::manifest_digest() const { return state_->manifest_digest; }
 bool Generation::locked() const { return state_->users_lock != nullptr; }
 
-std::string Generation::LayerPath(uint32_t layer, Encoding encoding) const {
-  return JoinPath(state_->directory, LayerFileName(layer, encoding));
+uint32_t Generation::world() const { return state_->manifest.identity.shard_world; }
+
+Generation Generation::ForRank(uint32_t rank) const {
+  HP_CHECK(rank < world());
+  return Generation(state_, rank);
 }
 
-Result<LayerExpectation> Generation::State::Expect(uint32_t layer, Encoding encoding) const {
+LayerGeometry Generation::geometry(uint32_t layer) const {
+  return state_->manifest.layers[layer].geometry.OfShard(world());
+}
+
+std::string Generation::LayerPath(uint32_t layer, Encoding encoding) const {
+  return state_->LayerPath(layer, rank_, encoding);
+}
+
+std::string Generation::State::LayerPath(uint32_t layer, uint32_t rank, Encoding encoding) const {
+  const bool sharded = manifest.identity.shard_world > 1;
+  return JoinPath(directory,
+                  LayerFileName(layer, sharded ? std::optional(rank) : std::nullopt, encoding));
+}
+
+Result<LayerExpectation> Generation::State::Expect(uint32_t layer, uint32_t rank,
+                                                   Encoding encoding) const {
   if (layer >= manifest.layers.size()) {
     return Fail(Status::Usage(Text("the model has no MoE layer {}", layer))
                     .File(JoinPath(directory, kManifestName))
@@ -74,14 +94,14 @@ Result<LayerExpectation> Generation::State::Expect(uint32_t layer, Encoding enco
   }
   const ManifestLayer& entry = manifest.layers[layer];
   LayerExpectation expected;
-  expected.path = JoinPath(directory, LayerFileName(layer, encoding));
+  expected.path = LayerPath(layer, rank, encoding);
   expected.generation = id;
   expected.manifest_digest = manifest_digest;
   expected.encoding = encoding;
   expected.layer = layer;
   expected.model_index = entry.model_index;
-  expected.geometry = entry.geometry;
-  expected.geometry.intermediate /= manifest.identity.shard_world;
+  expected.geometry = entry.geometry.OfShard(manifest.identity.shard_world);
+  expected.shard_rank = rank;
   expected.shard_world = manifest.identity.shard_world;
   return expected;
 }
@@ -93,7 +113,7 @@ TierProbe Generation::Probe(uint32_t layer, Encoding encoding) const {
     probe.reason = std::move(reason);
     return std::move(probe);
   };
-  const Result<LayerExpectation> expected = state_->Expect(layer, encoding);
+  const Result<LayerExpectation> expected = state_->Expect(layer, rank_, encoding);
   if (!expected) return damaged(expected.error());
   const Result<FileStat> stat = env().Stat(expected->path);
   if (!stat) return damaged(stat.error());
@@ -110,10 +130,11 @@ TierProbe Generation::Probe(uint32_t layer, Encoding encoding) const {
 }
 
 Result<LayerFile> Generation::OpenLayer(uint32_t layer, Encoding encoding) const {
-  HP_ASSIGN(const LayerExpectation expected, state_->Expect(layer, encoding));
+  HP_ASSIGN(const LayerExpectation expected, state_->Expect(layer, rank_, encoding));
   HP_ASSIGN(const FileStat stat, env().Stat(expected.path));
   if (stat.type == FileType::kInvalid) {
-    return Fail(Status::Data(Text("layer {} has no {} tier", layer, EncodingName(encoding)))
+    return Fail(Status::Data(Text("layer {} has no {} tier{}", layer, EncodingName(encoding),
+                                  world() > 1 ? Text(" of rank {}", rank_) : std::string()))
                     .File(expected.path)
                     .Found("no such file")
                     .Advice("build it from the checkpoint"));
@@ -127,37 +148,54 @@ Result<LayerFile> Generation::OpenLayer(uint32_t layer, Encoding encoding) const
   return file;
 }
 
-Result<std::unique_ptr<FileLock>> Generation::LockLayer(uint32_t layer, LockWait wait,
-                                                        const CancelToken* cancel) const {
-  const std::string locks = JoinPath(state_->directory, kLocksName);
-  HP_TRY(CreateDirectories(env(), locks));
+Result<std::unique_ptr<FileLock>> Generation::State::Lock(const std::string& name, LockWait wait,
+                                                          const std::string& what,
+                                                          const CancelToken* cancel) const {
+  const std::string locks = JoinPath(directory, kLocksName);
+  HP_TRY(CreateDirectories(*env, locks));
   // Lock files are never deleted but with the whole generation, so two builders cannot hold locks
   // on two files that had the same name one after the other.
-  const std::string path = JoinPath(locks, LayerStem(layer));
+  const std::string path = JoinPath(locks, name);
   Result<std::unique_ptr<FileLock>> lock =
-      wait == LockWait::kTry ? env().Lock(path, LockKind::kExclusive, LockWait::kTry)
-                             : WaitForLock(env(), path, LockKind::kExclusive,
-                                           Text("the build of layer {}", layer), cancel);
+      wait == LockWait::kTry ? env->Lock(path, LockKind::kExclusive, LockWait::kTry)
+                             : WaitForLock(*env, path, LockKind::kExclusive, what, cancel);
   if (!lock) {
     Status status = std::move(lock.error());
     if (!LockingRefused(status)) return Fail(std::move(status));
     return Fail(std::move(status)
                     .Advice("where the file system has no locks, --no-lock builds without them; "
                             "then run one build at a time")
-                    .Because(Text("cannot lock layer {} for building", layer)));
+                    .Because(Text("cannot lock {} for building", name)));
   }
-  if (*lock != nullptr) HP_TRY(RemoveLayerTemporaries(env(), state_->directory, layer));
+  if (*lock != nullptr) HP_TRY(RemoveTemporariesOf(*env, directory, name));
   return lock;
+}
+
+Result<std::unique_ptr<FileLock>> Generation::LockLayer(uint32_t layer, LockWait wait,
+                                                        const CancelToken* cancel) const {
+  const std::optional<uint32_t> rank = world() > 1 ? std::optional(rank_) : std::nullopt;
+  return state_->Lock(ShardStem(layer, rank), wait, Text("the build of layer {}", layer), cancel);
+}
+
+Result<std::unique_ptr<FileLock>> Generation::LockPublishing(uint32_t layer,
+                                                             const CancelToken* cancel) const {
+  if (world() == 1) return std::unique_ptr<FileLock>();  // LockLayer is this lock
+  return state_->Lock(LayerStem(layer), LockWait::kBlock,
+                      Text("another rank to publish layer {}", layer), cancel);
 }
 
 Result<std::unique_ptr<LayerFileWriter>> Generation::CreateLayer(uint32_t layer,
                                                                  Encoding encoding) const {
-  HP_ASSIGN(const LayerExpectation target, state_->Expect(layer, encoding));
+  HP_ASSIGN(const LayerExpectation target, state_->Expect(layer, rank_, encoding));
   return CreateLayerFile(env(), target);
 }
 
+std::string Generation::SourceRecordPath(uint32_t layer) const {
+  return JoinPath(state_->directory, SourceRecordName(layer));
+}
+
 Result<std::optional<SourceRecord>> Generation::ReadSourceRecord(uint32_t layer) const {
-  const std::string path = JoinPath(state_->directory, SourceRecordName(layer));
+  const std::string path = SourceRecordPath(layer);
   HP_ASSIGN(const FileStat stat, env().Stat(path));
   if (stat.type == FileType::kInvalid) return std::nullopt;
   HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env(), path, kSealedTextBytesMax));
@@ -170,14 +208,15 @@ Result<std::optional<SourceRecord>> Generation::ReadSourceRecord(uint32_t layer)
 }
 
 bool Generation::HasLayerFile(uint32_t layer) const {
-  return std::ranges::any_of(kEncodings, [&](Encoding encoding) {
-    return Probe(layer, encoding).presence != Presence::kAbsent;
-  });
+  for (uint32_t rank = 0; rank < world(); ++rank)
+    for (const Encoding encoding : kEncodings)
+      if (ForRank(rank).Probe(layer, encoding).presence != Presence::kAbsent) return true;
+  return false;
 }
 
 Result<void> Generation::PublishSourceRecord(const SourceRecord& record) const {
   HP_CHECK(record.generation == state_->id);
-  const std::string path = JoinPath(state_->directory, SourceRecordName(record.layer));
+  const std::string path = SourceRecordPath(record.layer);
   HP_ASSIGN(const std::optional<SourceRecord> stored, ReadSourceRecord(record.layer));
   if (stored) {
     if (*stored == record) return {};

@@ -45,8 +45,10 @@ Result<void> CheckExpectation(const LayerLayout& layout, const LayerExpectation&
     HP_TRY(differ(offsetof(DiskLayerHeader, section_count), "having of biases",
                   expected.geometry.biases, layout.geometry.biases));
   }
-  return differ(offsetof(DiskLayerHeader, shard_world), "number of shards", expected.shard_world,
-                layout.shard_world);
+  HP_TRY(differ(offsetof(DiskLayerHeader, shard_world), "number of shards", expected.shard_world,
+                layout.shard_world));
+  return differ(offsetof(DiskLayerHeader, shard_rank), "rank", expected.shard_rank,
+                layout.shard_rank);
 }
 
 Result<void> ReadPastCache(Env& env, const std::string& path, const Chunk& chunk,
@@ -83,8 +85,11 @@ Result<std::vector<uint64_t>> ReadChunkTable(const OpenedHeader& opened) {
 }
 
 std::string DescribeChunk(const LayerLayout& layout, const Chunk& chunk) {
-  if (chunk.section < 0) return Text("layer {}, gap between pieces", layout.layer);
-  return Text("layer {}, section {}, expert {}", layout.layer,
+  const std::string layer = layout.shard_world > 1
+                                ? Text("layer {}, rank {}", layout.layer, layout.shard_rank)
+                                : Text("layer {}", layout.layer);
+  if (chunk.section < 0) return Text("{}, gap between pieces", layer);
+  return Text("{}, section {}, expert {}", layer,
               layout.sections[static_cast<size_t>(chunk.section)].role, chunk.expert);
 }
 

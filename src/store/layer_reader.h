@@ -20,6 +20,7 @@ struct LayerExpectation {
   uint32_t layer = 0;
   uint32_t model_index = 0;
   LayerGeometry geometry;  // of one shard
+  uint32_t shard_rank = 0;
   uint32_t shard_world = 1;
 };
 
@@ -38,7 +39,7 @@ Result<std::vector<uint64_t>> ReadChunkTable(const OpenedHeader& opened);
 Status ChunkMismatch(const LayerLayout& layout, const std::vector<Chunk>& chunks,
                      const std::string& path, size_t chunk_index, uint64_t expected,
                      uint64_t found);
-// "layer 3, section planes13, expert 17", or "layer 3, gap".
+// "layer 3, section planes13, expert 17", "layer 3, rank 1, ...", or "layer 3, gap ...".
 std::string DescribeChunk(const LayerLayout& layout, const Chunk& chunk);
 
 }  // namespace hotplane

@@ -174,8 +174,11 @@ Result<std::unique_ptr<LayerFileWriter>> CreateLayerFile(Env& env, const LayerEx
   layout.manifest_digest = target.manifest_digest;
   layout.layer = target.layer;
   layout.model_index = target.model_index;
+  layout.shard_rank = target.shard_rank;
   layout.shard_world = target.shard_world;
-  const std::string name = LayerFileName(target.layer, target.encoding);
+  const std::optional<uint32_t> rank =
+      target.shard_world > 1 ? std::optional(target.shard_rank) : std::nullopt;
+  const std::string name = LayerFileName(target.layer, rank, target.encoding);
   const std::string temporary = JoinPath(ParentPath(target.path), TemporaryName(name));
   HP_ASSIGN(std::unique_ptr<File> file, env.Open(temporary, OpenMode::kCreate));
   const uint64_t file_bytes = layout.file_bytes;

@@ -11,27 +11,45 @@ namespace hotplane {
 namespace {
 
 constexpr std::string_view kStemPrefix = "layer-";
+constexpr std::string_view kRankPrefix = ".rank";
 constexpr std::string_view kSourceSuffix = "source";
 
-// The number of "layer-0007" at the start of `name`, which is cut off.
-std::optional<uint32_t> TakeStem(std::string_view& name) {
-  if (!name.starts_with(kStemPrefix)) return std::nullopt;
-  uint32_t layer = 0;
-  const char* const first = name.data() + kStemPrefix.size();
-  const auto [end, error] = std::from_chars(first, name.data() + name.size(), layer);
+// The number that `name` begins with, spelled as `spell` does; it is cut off.
+template <typename Spell>
+std::optional<uint32_t> TakeNumber(std::string_view& name, std::string_view prefix, Spell spell) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  uint32_t number = 0;
+  const char* const first = name.data() + prefix.size();
+  const auto [end, error] = std::from_chars(first, name.data() + name.size(), number);
   if (error != std::errc{}) return std::nullopt;
-  const std::string_view stem = name.substr(0, static_cast<size_t>(end - name.data()));
-  if (stem != LayerStem(layer)) return std::nullopt;
-  name.remove_prefix(stem.size());
-  return layer;
+  const std::string_view taken = name.substr(0, static_cast<size_t>(end - name.data()));
+  if (taken != spell(number)) return std::nullopt;
+  name.remove_prefix(taken.size());
+  return number;
+}
+
+// "layer-0007" or "layer-0007.rank1" at the start of `name`, which is cut off. A rank that is
+// spelled otherwise is left in `name`.
+std::optional<LayerName> TakeStem(std::string_view& name) {
+  const std::optional<uint32_t> layer = TakeNumber(name, kStemPrefix, LayerStem);
+  if (!layer) return std::nullopt;
+  LayerName taken;
+  taken.layer = *layer;
+  taken.rank =
+      TakeNumber(name, kRankPrefix, [](uint32_t rank) { return Text("{}{}", kRankPrefix, rank); });
+  return taken;
 }
 
 }  // namespace
 
 std::string LayerStem(uint32_t layer) { return Text("{}{:04}", kStemPrefix, layer); }
 
-std::string LayerFileName(uint32_t layer, Encoding encoding) {
-  return Text("{}.{}", LayerStem(layer), EncodingName(encoding));
+std::string ShardStem(uint32_t layer, std::optional<uint32_t> rank) {
+  return rank ? Text("{}{}{}", LayerStem(layer), kRankPrefix, *rank) : LayerStem(layer);
+}
+
+std::string LayerFileName(uint32_t layer, std::optional<uint32_t> rank, Encoding encoding) {
+  return Text("{}.{}", ShardStem(layer, rank), EncodingName(encoding));
 }
 
 std::string SourceRecordName(uint32_t layer) {
@@ -39,12 +57,14 @@ std::string SourceRecordName(uint32_t layer) {
 }
 
 std::optional<LayerName> ParseLayerName(std::string_view name) {
-  const std::optional<uint32_t> layer = TakeStem(name);
-  if (!layer || !name.starts_with('.')) return std::nullopt;
+  std::optional<LayerName> taken = TakeStem(name);
+  if (!taken || !name.starts_with('.')) return std::nullopt;
   name.remove_prefix(1);
-  if (name == kSourceSuffix) return LayerName{*layer, Encoding::kInvalid};
+  if (name == kSourceSuffix && !taken->rank) return taken;
   for (const Encoding encoding : kEncodings) {
-    if (name == EncodingName(encoding)) return LayerName{*layer, encoding};
+    if (name != EncodingName(encoding)) continue;
+    taken->encoding = encoding;
+    return taken;
   }
   return std::nullopt;
 }
@@ -54,12 +74,12 @@ std::string TemporaryName(std::string_view final_name) {
   return Text("{}{}-{}-{:08x}", kTemporaryPrefix, final_name, getpid(), entropy());
 }
 
-std::optional<uint32_t> LayerOfTemporary(std::string_view name) {
+std::optional<std::string> LockOfTemporary(std::string_view name) {
   if (!name.starts_with(kTemporaryPrefix)) return std::nullopt;
   name.remove_prefix(kTemporaryPrefix.size());
-  const std::optional<uint32_t> layer = TakeStem(name);
-  if (!layer || !name.starts_with('.')) return std::nullopt;
-  return layer;
+  const std::optional<LayerName> taken = TakeStem(name);
+  if (!taken || !name.starts_with('.')) return std::nullopt;
+  return ShardStem(taken->layer, taken->rank);
 }
 
 bool IsGenerationTemporary(std::string_view name) {

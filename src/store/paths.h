@@ -20,8 +20,11 @@ inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
 
 // "layer-0007": at least four digits.
 std::string LayerStem(uint32_t layer);
-// "layer-0007.delta-quintal"
-std::string LayerFileName(uint32_t layer, Encoding encoding);
+// Of one rank's shard, "layer-0007.rank1"; of an unsharded layer the stem alone. Also the name of
+// the lock of its builder.
+std::string ShardStem(uint32_t layer, std::optional<uint32_t> rank);
+// "layer-0007.delta-quintal", "layer-0007.rank1.delta-quintal"
+std::string LayerFileName(uint32_t layer, std::optional<uint32_t> rank, Encoding encoding);
 // "layer-0007.source"
 std::string SourceRecordName(uint32_t layer);
 
@@ -29,14 +32,16 @@ std::string SourceRecordName(uint32_t layer);
 // parsing is the inverse of the functions above.
 struct LayerName {
   uint32_t layer = 0;
+  std::optional<uint32_t> rank;            // none: of an unsharded layer, or the source record
   Encoding encoding = Encoding::kInvalid;  // kInvalid: the source record
 };
 std::optional<LayerName> ParseLayerName(std::string_view name);
 
 // A name that no other process or thread uses: ".tmp-<final name>-<pid>-<random>".
 std::string TemporaryName(std::string_view final_name);
-// The layer that a temporary belongs to; none for a temporary of something else.
-std::optional<uint32_t> LayerOfTemporary(std::string_view name);
+// The lock of whoever writes a temporary of a layer: the stem of what it is to become. None for a
+// temporary of something else.
+std::optional<std::string> LockOfTemporary(std::string_view name);
 // True for a temporary of the manifest or of the source stamp.
 bool IsGenerationTemporary(std::string_view name);
 

@@ -17,14 +17,6 @@ namespace {
 // How often creating a generation starts over because gc removed its still empty directory.
 constexpr int kCreateAttemptsMax = 3;
 
-std::string JoinNames(const std::vector<Digest128>& generations) {
-  std::string text;
-  for (const Digest128& generation : generations) {
-    text += (text.empty() ? "" : ", ") + ToHex(generation);
-  }
-  return text;
-}
-
 // The shared lock that tells gc that the generation is in use. Null, with a line in the log, where
 // the file system has no locks or the lock file cannot be made.
 Result<std::unique_ptr<FileLock>> TakeUsersLock(Env& env, const std::string& directory,
@@ -129,6 +121,36 @@ Result<std::vector<Digest128>> Store::ListGenerations() const {
   return generations;
 }
 
+Result<std::vector<Store::Entry>> Store::FindGenerations(std::string_view prefix) const {
+  HP_ASSIGN(const std::vector<Digest128> all, ListGenerations());
+  std::vector<Entry> found;
+  for (const Digest128& id : all) {
+    const std::string name = ToHex(id);
+    if (!name.starts_with(prefix)) continue;
+    Entry entry{.id = id, .identity = std::nullopt};
+    const std::string path = JoinPath(JoinPath(directory_, name), kManifestName);
+    if (const auto bytes = ReadWholeFile(*env_, path, kSealedTextBytesMax)) {
+      if (const auto manifest = DecodeManifest(AsText(*bytes), path))
+        entry.identity = manifest->identity;
+    }
+    found.push_back(std::move(entry));
+  }
+  return found;
+}
+
+std::string Store::ListText(const std::vector<Entry>& generations) {
+  std::string text;
+  for (const Entry& entry : generations) {
+    text += (text.empty() ? "" : ", ") + ToHex(entry.id);
+    if (!entry.identity) {
+      text += " (unreadable)";
+    } else if (entry.identity->shard_world > 1) {
+      text += Text(" ({} ranks)", entry.identity->shard_world);
+    }
+  }
+  return text;
+}
+
 Result<Generation> Store::OpenGeneration(std::string_view prefix) const {
   return OpenGeneration(prefix, OpenOptions());
 }
@@ -148,15 +170,17 @@ Result<Generation> Store::OpenGeneration(std::string_view prefix,
     return Fail(Status::Data("the directory holds no quantized checkpoint").File(directory_));
   }
   if (matches.empty()) {
+    HP_ASSIGN(const std::vector<Entry> there, FindGenerations({}));
     return Fail(Status::Usage(Text("no generation begins with \"{}\"", prefix))
                     .File(directory_)
-                    .Expected(JoinNames(all)));
+                    .Expected(ListText(there)));
   }
+  HP_ASSIGN(const std::vector<Entry> found, FindGenerations(prefix));
   return Fail(
       Status::Usage(Text("the store holds {} generations that could be meant", matches.size()))
           .File(directory_)
           .Expected("exactly one")
-          .Found(JoinNames(matches))
+          .Found(ListText(found))
           .Advice("choose one with --generation PREFIX"));
 }
 

@@ -4,9 +4,12 @@
 //   STORE/GENERATION/manifest            sealed, immutable
 //   STORE/GENERATION/layer-0007.base     layer files, published by rename
 //   STORE/GENERATION/layer-0007.delta-quintal
+//   STORE/GENERATION/layer-0007.rank1.base  of a sharded generation, one per rank
 //   STORE/GENERATION/layer-0007.source   source record of the layer
 //   STORE/GENERATION/locks/users         shared by users, exclusive for gc
-//   STORE/GENERATION/locks/layer-0007    exclusive for the layer's builder
+//   STORE/GENERATION/locks/layer-0007    exclusive for the layer's builder; of a sharded
+//                                        generation for who publishes one of its files
+//   STORE/GENERATION/locks/layer-0007.rank1  exclusive for the builder of this rank's files
 //   .tmp-*                               leftovers of a crash; removable when no builder holds the
 //   lock
 //
@@ -83,7 +86,8 @@ class LayerFileWriter {
 struct VerifyFinding {
   std::string file;
   uint32_t layer = 0;
-  std::optional<size_t> chunk;  // none: the file as a whole (header, table, length)
+  std::optional<uint32_t> rank;  // none: unsharded, or of all ranks
+  std::optional<size_t> chunk;   // none: the file as a whole (header, table, length)
   Status status;
 };
 struct VerifyReport {
@@ -94,8 +98,10 @@ struct VerifyReport {
 };
 using ByteProgress = std::function<void(uint64_t bytes_done, uint64_t bytes_total)>;
 
-// One generation of an open store. Holds the shared users lock while it lives (where locks work; a
-// read-only store too). Immutable; thread-safe.
+// One generation of an open store, as one of its ranks sees it: layer files and their locks are
+// those of this rank, which is 0 when it was opened; of an unsharded generation there is no other.
+// Holds the shared users lock while it, or a view of another rank made from it, lives (where locks
+// work; a read-only store too). Immutable; thread-safe.
 class Generation {
  public:
   Generation(Generation&&) noexcept;
@@ -109,33 +115,49 @@ class Generation {
   const Digest128& manifest_digest() const;  // of the published file's bytes
   bool locked() const;                       // false: the file system refused, `gc` cannot see us
 
+  uint32_t world() const;  // number of ranks; 1: unsharded
+  uint32_t rank() const { return rank_; }
+  // The same generation seen by another rank. REQUIRES rank < world().
+  Generation ForRank(uint32_t rank) const;
+  // Of one rank's shard of the layer. REQUIRES a layer of the manifest.
+  LayerGeometry geometry(uint32_t layer) const;
+
   std::string LayerPath(uint32_t layer, Encoding encoding) const;
   // Reads the header only.
   TierProbe Probe(uint32_t layer, Encoding encoding) const;
   // Header and table checked.
   Result<LayerFile> OpenLayer(uint32_t layer, Encoding encoding) const;
 
-  // The layer's build lock. kTry: null when another builder holds it; kBlock: waits, polling
-  // `cancel` (which may be null). kSystem with advice (--no-lock) where the file system refuses
-  // locks. Holding it, removes temporaries that a dead builder of this layer left.
+  // The build lock of this rank's files of the layer. kTry: null when another builder holds it;
+  // kBlock: waits, polling `cancel` (which may be null). kSystem with advice (--no-lock) where the
+  // file system refuses locks. Holding it, removes temporaries that a dead builder of them left.
   Result<std::unique_ptr<FileLock>> LockLayer(uint32_t layer, LockWait wait,
                                               const CancelToken* cancel) const;
+  // Held from a layer's source record to the last of the files that it proves, so that ranks built
+  // by several processes come from the same source bytes. Waits. Null for an unsharded generation,
+  // where the build lock does that.
+  Result<std::unique_ptr<FileLock>> LockPublishing(uint32_t layer, const CancelToken* cancel) const;
   // REQUIRES the layer's lock (or a builder that was told to do without locks).
   Result<std::unique_ptr<LayerFileWriter>> CreateLayer(uint32_t layer, Encoding encoding) const;
 
+  // Of any rank and encoding, damaged ones too.
+  bool HasLayerFile(uint32_t layer) const;
+  // One record for all ranks of the layer.
+  std::string SourceRecordPath(uint32_t layer) const;
   Result<std::optional<SourceRecord>> ReadSourceRecord(uint32_t layer) const;
   Result<void> PublishSourceRecord(const SourceRecord& record) const;
 
-  // Every byte of every layer file there is. Damage is in the report, not in the Status.
+  // Every byte of every layer file there is, of all ranks. Damage is in the report, not in the
+  // Status.
   Result<VerifyReport> Verify(WorkerPool& pool, const CancelToken* cancel,
                               const ByteProgress& progress) const;
 
  private:
   friend class Store;
   struct State;
-  bool HasLayerFile(uint32_t layer) const;  // of any encoding, damaged ones too
-  explicit Generation(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  explicit Generation(std::shared_ptr<const State> state, uint32_t rank = 0);
+  std::shared_ptr<const State> state_;
+  uint32_t rank_ = 0;
 };
 
 struct GcReport {
@@ -157,6 +179,14 @@ class Store {
     const CancelToken* cancel = nullptr;  // ends the wait for a running gc
     bool read_only = false;  // creates nothing, not even the users lock; gc may then not see us
   };
+  struct Entry {
+    Digest128 id{};
+    std::optional<Identity> identity;  // none: its manifest cannot be read
+  };
+  // The generations whose name begins with `prefix`, by their manifests; sorted by name.
+  Result<std::vector<Entry>> FindGenerations(std::string_view prefix) const;
+  // "9f3c..., 7a10... (4 ranks)", for messages.
+  static std::string ListText(const std::vector<Entry>& generations);
   // Without a prefix there must be exactly one: several are kUsage with the list, none is kData.
   Result<Generation> OpenGeneration(std::string_view prefix = {}) const;
   Result<Generation> OpenGeneration(std::string_view prefix, const OpenOptions& options) const;

@@ -252,7 +252,7 @@ TEST_F(StoreDamage, ReadErrorsAreReportedByChunkAndTheRestIsChecked) {
                    .first = 3,
                    .count = 2,
                    .kind = OperationKind::kRead,
-                   .path_contains = LayerFileName(0, Encoding::kBase)});
+                   .path_contains = LayerFileName(0, std::nullopt, Encoding::kBase)});
   const auto report = generation.Verify(pool_, nullptr, {});
   ASSERT_TRUE(report.has_value());
   ASSERT_EQ(report->findings.size(), 1u);
@@ -264,7 +264,7 @@ TEST_F(StoreDamage, ReadErrorsAreReportedByChunkAndTheRestIsChecked) {
 TEST_F(StoreDamage, ABadPageInTheCacheIsNotDamageOnTheDisk) {
   FaultEnv faulty(env_);
   const Generation generation = OpenOnly(faulty, "/store").value();
-  faulty.Add(BitFlip{.path_contains = LayerFileName(0, Encoding::kBase),
+  faulty.Add(BitFlip{.path_contains = LayerFileName(0, std::nullopt, Encoding::kBase),
                      .offset = 2 * kHeaderBytes + 3,
                      .spare_direct = true});
   std::string lines;

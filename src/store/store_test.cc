@@ -522,20 +522,31 @@ TEST(StoreReadOnly, ADirectoryWithoutWritePermissionCanBeUsedAndNotBuilt) {
 
 TEST(StoreNames, ParsingIsTheInverseOfMaking) {
   for (const uint32_t layer : {0u, 7u, 9999u, 10000u, UINT32_MAX}) {
-    for (const Encoding encoding : kEncodings) {
-      const auto parsed = ParseLayerName(LayerFileName(layer, encoding));
-      ASSERT_TRUE(parsed.has_value());
-      EXPECT_EQ(parsed->layer, layer);
-      EXPECT_EQ(parsed->encoding, encoding);
-      EXPECT_EQ(LayerOfTemporary(TemporaryName(LayerFileName(layer, encoding))), layer);
+    for (const std::optional<uint32_t> rank :
+         {std::optional<uint32_t>(), std::optional(0u), std::optional(12u)}) {
+      for (const Encoding encoding : kEncodings) {
+        const std::string name = LayerFileName(layer, rank, encoding);
+        const auto parsed = ParseLayerName(name);
+        ASSERT_TRUE(parsed.has_value());
+        EXPECT_EQ(parsed->layer, layer);
+        EXPECT_EQ(parsed->rank, rank);
+        EXPECT_EQ(parsed->encoding, encoding);
+        EXPECT_EQ(LockOfTemporary(TemporaryName(name)), ShardStem(layer, rank));
+      }
     }
+    EXPECT_EQ(LockOfTemporary(TemporaryName(SourceRecordName(layer))), LayerStem(layer));
   }
+  EXPECT_EQ(LayerFileName(3, 1, Encoding::kBase), "layer-0003.rank1.base");
+  EXPECT_EQ(LayerFileName(3, std::nullopt, Encoding::kBase), "layer-0003.base");
   EXPECT_EQ(ParseLayerName("layer-0003.source")->encoding, Encoding::kInvalid);
   for (const char* name : {"layer-3.base", "layer-00003.base", "layer-0003", "layer-0003.Base",
-                           "layer-0003.base ", "layer--003.base", "layer-99999999999.base", ""}) {
+                           "layer-0003.base ", "layer--003.base", "layer-99999999999.base", "",
+                           "layer-0003.rank1", "layer-0003.rank01.base", "layer-0003.rank.base",
+                           "layer-0003.rank-1.base", "layer-0003.rank1.source",
+                           "layer-0003.rank1.rank2.base", "layer-0003.rank99999999999.base"}) {
     EXPECT_FALSE(ParseLayerName(name).has_value()) << name;
   }
-  EXPECT_FALSE(LayerOfTemporary(".tmp-manifest-1-2").has_value());
+  EXPECT_FALSE(LockOfTemporary(".tmp-manifest-1-2").has_value());
   EXPECT_FALSE(ParseGenerationName(std::string(32, 'A')).has_value());
   EXPECT_TRUE(ParseGenerationName(std::string(32, 'a')).has_value());
 }

@@ -54,7 +54,7 @@ class Verifier {
       const std::optional<LayerName> parsed = ParseLayerName(name);
       if (!parsed) continue;
       ++report_.files_checked;
-      HP_TRY(parsed->encoding == Encoding::kInvalid ? CheckSourceRecord(parsed->layer)
+      HP_TRY(parsed->encoding == Encoding::kInvalid ? CheckSourceRecord(*parsed)
                                                     : CheckLayerFile(*parsed));
     }
     std::ranges::stable_sort(report_.findings, [](const auto& a, const auto& b) {
@@ -68,9 +68,9 @@ class Verifier {
     return JoinPath(generation_.directory(), name);
   }
 
-  void Report(std::string file, uint32_t layer, std::optional<size_t> chunk, Status status) {
+  void Report(std::string file, const LayerName& name, std::optional<size_t> chunk, Status status) {
     const std::lock_guard lock(mutex_);
-    report_.findings.push_back({std::move(file), layer, chunk, std::move(status)});
+    report_.findings.push_back({std::move(file), name.layer, name.rank, chunk, std::move(status)});
   }
 
   void Advance(uint64_t bytes, uint64_t chunks) {
@@ -86,14 +86,14 @@ class Verifier {
     ++report_.files_checked;
     HP_ASSIGN(const FileStat stat, generation_.env().Stat(path));
     if (stat.type == FileType::kInvalid) {
-      Report(path, 0, std::nullopt, Status::Data("the manifest is missing").File(path));
+      Report(path, {}, std::nullopt, Status::Data("the manifest is missing").File(path));
       return {};
     }
     const auto bytes = ReadWholeFile(generation_.env(), path, kSealedTextBytesMax);
     if (!bytes) {
-      Report(path, 0, std::nullopt, bytes.error());
+      Report(path, {}, std::nullopt, bytes.error());
     } else if (Digest(*bytes) != generation_.manifest_digest()) {
-      Report(path, 0, std::nullopt,
+      Report(path, {}, std::nullopt,
              Status::Data("the manifest changed while the store was in use")
                  .File(path)
                  .Expected(ToHex(generation_.manifest_digest()))
@@ -104,11 +104,11 @@ class Verifier {
     return {};
   }
 
-  Result<void> CheckSourceRecord(uint32_t layer) {
-    const std::string path = PathOf(SourceRecordName(layer));
-    const auto record = generation_.ReadSourceRecord(layer);
+  Result<void> CheckSourceRecord(const LayerName& name) {
+    const std::string path = PathOf(SourceRecordName(name.layer));
+    const auto record = generation_.ReadSourceRecord(name.layer);
     if (!record) {
-      Report(path, layer, std::nullopt, record.error());
+      Report(path, name, std::nullopt, record.error());
       return {};
     }
     HP_ASSIGN(const FileStat stat, generation_.env().Stat(path));
@@ -116,11 +116,25 @@ class Verifier {
     return {};
   }
 
+  // A name that no file of this generation has, though one of another could.
+  bool CheckRank(const LayerName& name) {
+    const uint32_t world = generation_.world();
+    if (world > 1 ? name.rank.has_value() && *name.rank < world : !name.rank) return true;
+    const std::string path = PathOf(LayerFileName(name.layer, name.rank, name.encoding));
+    Report(path, name, std::nullopt,
+           Status::Data("no rank of this generation has a file of this name")
+               .File(path)
+               .Expected(world > 1 ? Text("ranks 0 to {}", world - 1) : "no rank: it is unsharded")
+               .Found(name.rank ? Text("rank {}", *name.rank) : "no rank"));
+    return false;
+  }
+
   Result<void> CheckLayerFile(const LayerName& name) {
-    const Result<LayerFile> file = generation_.OpenLayer(name.layer, name.encoding);
+    if (!CheckRank(name)) return {};
+    const Generation ranked = generation_.ForRank(name.rank.value_or(0));
+    const Result<LayerFile> file = ranked.OpenLayer(name.layer, name.encoding);
     if (!file) {
-      Report(generation_.LayerPath(name.layer, name.encoding), name.layer, std::nullopt,
-             file.error());
+      Report(ranked.LayerPath(name.layer, name.encoding), name, std::nullopt, file.error());
       return {};
     }
     file->file().SetReadAhead(true);
@@ -154,7 +168,10 @@ class Verifier {
       Result<void> good = read ? Result<void>() : ReadFully(file.file(), chunk.offset, bytes);
       if (good) good = CheckChunk(file, i, bytes);
       if (!good) {
-        Report(file.file().path(), file.layout().layer, i, std::move(good.error()));
+        LayerName name;
+        name.layer = file.layout().layer;
+        if (file.layout().shard_world > 1) name.rank = file.layout().shard_rank;
+        Report(file.file().path(), name, i, std::move(good.error()));
       }
     }
     Advance(run.bytes, run.count);

@@ -4,19 +4,19 @@ _hotplane_options() {
   local general="--json --quiet --verbose --isa --help"
   case $1 in
     build)
-      echo "$general --store --layers --tiers --delta --zero-mode --workers --batch
+      echo "$general --store --layers --tiers --delta --zero-mode --tp --workers --batch
         --staging-limit --stall-timeout --no-lock --trace"
       ;;
     boot)
-      echo "$general --checkpoint --no-build --generation --layers --experts --tiers --delta
-        --delta-layers --no-delta-layers --pin-delta --base --memory --reserve --map --verify
-        --dry-run --zero-mode --cache --workers --batch --staging-limit
+      echo "$general --checkpoint --no-build --generation --rank --world --layers --experts
+        --tiers --delta --delta-layers --no-delta-layers --pin-delta --base --memory --reserve
+        --map --verify --dry-run --zero-mode --cache --workers --batch --staging-limit
         --stall-timeout --no-lock --trace"
       ;;
-    warm) echo "$general --generation --tiers --workers" ;;
+    warm) echo "$general --generation --rank --tiers --workers" ;;
     inspect) echo "$general --generation" ;;
     verify) echo "$general --generation --source --workers" ;;
-    export) echo "$general --generation --layer --part --expert --encoded --out" ;;
+    export) echo "$general --generation --rank --layer --part --expert --encoded --out" ;;
     gc) echo "$general --generation --dry-run" ;;
     synth)
       echo "$general --geometry --layers --tiers --delta --checkpoint --mtp --shard-size --seed

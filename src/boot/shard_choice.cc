@@ -1,0 +1,147 @@
+#include "boot/shard_choice.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/format_text.h"
+#include "base/log.h"
+
+namespace hotplane {
+namespace {
+
+Status OtherWorld(uint32_t world, std::string found, uint32_t found_world,
+                  const std::string& directory) {
+  return Status::Usage("the store was built for another number of ranks")
+      .File(directory)
+      .Expected(Text("a world of {}", world))
+      .Found(std::move(found))
+      .Advice(Text("`hotplane build --tp {}` makes such a store; or start {} process{}, or give "
+                   "--rank",
+                   found_world, world, world == 1 ? "" : "es"));
+}
+
+std::string LaunchedText(const std::vector<LaunchedRank>& launched) {
+  std::string text;
+  for (const LaunchedRank& rank : launched) text += (text.empty() ? "" : "; ") + rank.text;
+  return text;
+}
+
+const LaunchedRank* LaunchedWithWorld(const ShardRequest& request, uint32_t world) {
+  for (const LaunchedRank& launched : request.launched)
+    if (launched.world == world) return &launched;
+  return nullptr;
+}
+
+// The number of ranks that this request means among the sharded generations there are; none: an
+// unsharded one is meant.
+std::optional<uint32_t> LaunchedWorld(const std::vector<Store::Entry>& candidates,
+                                      const ShardRequest& request) {
+  for (const LaunchedRank& launched : request.launched)
+    for (const Store::Entry& entry : candidates)
+      if (entry.identity && entry.identity->shard_world > 1 &&
+          entry.identity->shard_world == launched.world)
+        return launched.world;
+  return std::nullopt;
+}
+
+std::vector<Store::Entry> Fitting(const std::vector<Store::Entry>& candidates,
+                                  const ShardRequest& request) {
+  const auto keep = [&candidates](const auto& fits) {
+    std::vector<Store::Entry> kept;
+    for (const Store::Entry& entry : candidates)
+      if (!entry.identity || fits(entry.identity->shard_world)) kept.push_back(entry);
+    return kept;
+  };
+  const auto has = [&](uint32_t world) {
+    return (!request.world || *request.world == world) && (!request.rank || *request.rank < world);
+  };
+  if (request.rank || request.world) {
+    const bool any_sharded = std::ranges::any_of(candidates, [&](const Store::Entry& entry) {
+      return entry.identity && entry.identity->shard_world > 1 && has(entry.identity->shard_world);
+    });
+    return keep([&](uint32_t world) { return has(world) && (world > 1 || !any_sharded); });
+  }
+  const uint32_t meant = LaunchedWorld(candidates, request).value_or(1);
+  return keep([meant](uint32_t world) { return world == meant; });
+}
+
+}  // namespace
+
+Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
+                            const std::string& directory) {
+  if (request.world && *request.world != world)
+    return Fail(
+        OtherWorld(world, Text("a world of {}", *request.world), *request.world, directory));
+  if (request.rank) {
+    if (*request.rank < world) return *request.rank;
+    if (world == 1)
+      return Fail(
+          Status::Usage(Text("there is no rank {}: the store is not sharded", *request.rank))
+              .File(directory)
+              .Expected("no --rank")
+              .Advice("`hotplane build --tp W` makes a store for W ranks"));
+    return Fail(Status::Usage(Text("there is no rank {}", *request.rank))
+                    .File(directory)
+                    .Expected(Text("0 to {}", world - 1)));
+  }
+  if (world == 1) {
+    if (!request.launched.empty() && request.launched.front().world > 1)
+      Log(LogLevel::kInfo, "the store is not sharded: {} is not used",
+          LaunchedText(request.launched));
+    return 0;
+  }
+  if (const LaunchedRank* const launched = LaunchedWithWorld(request, world)) {
+    Log(LogLevel::kInfo, "rank {} of {}, by {}", launched->rank, world, launched->text);
+    return launched->rank;
+  }
+  if (!request.launched.empty())
+    return Fail(OtherWorld(world, LaunchedText(request.launched), request.launched.front().world,
+                           directory));
+  return Fail(
+      Status::Usage(Text("the store is cut into {} shards, and nothing says which is meant", world))
+          .File(directory)
+          .Expected(
+              Text("--rank 0 to {}, or a process started by torchrun, MPI or Slurm", world - 1))
+          .Found("neither"));
+}
+
+Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,
+                                   const ShardRequest& request, const std::string& directory) {
+  HP_CHECK(!candidates.empty());
+  if (candidates.size() == 1) return candidates.front().id;
+  const std::vector<Store::Entry> fitting = Fitting(candidates, request);
+  if (fitting.size() == 1) {
+    Log(LogLevel::kInfo, "of {} generations {} fits", candidates.size(), Store::ListText(fitting));
+    return fitting.front().id;
+  }
+  if (fitting.empty())
+    return Fail(Status::Usage(Text("none of the store's {} generations fits", candidates.size()))
+                    .File(directory)
+                    .Expected(request.rank || request.world
+                                  ? "one that has the --rank and --world that were given"
+                                  : "an unsharded one, or a rank: --rank R")
+                    .Found(Store::ListText(candidates))
+                    .Advice("choose one with --generation PREFIX, and its rank with --rank"));
+  return Fail(
+      Status::Usage(Text("the store holds {} generations that could be meant", fitting.size()))
+          .File(directory)
+          .Expected("exactly one")
+          .Found(Store::ListText(fitting))
+          .Advice("choose one with --generation PREFIX"));
+}
+
+Result<Generation> OpenShard(const Store& store, std::string_view prefix,
+                             const Store::OpenOptions& options, const ShardRequest& request) {
+  HP_ASSIGN(const std::vector<Store::Entry> candidates, store.FindGenerations(prefix));
+  std::string chosen(prefix);
+  if (!candidates.empty()) {
+    HP_ASSIGN(const Digest128 id, ChooseGeneration(candidates, request, store.directory()));
+    chosen = ToHex(id);
+  }
+  HP_ASSIGN(const Generation generation, store.OpenGeneration(chosen, options));
+  HP_ASSIGN(const uint32_t rank, ChooseRank(request, generation.world(), generation.directory()));
+  return generation.ForRank(rank);
+}
+
+}  // namespace hotplane
