@@ -354,6 +354,22 @@ class BadUsage(unittest.TestCase):
             if "--json" not in arguments:
                 self.assertEqual(done.stdout, "", arguments)
 
+    def test_an_option_wins_over_its_twin(self):
+        # Several commands have --batch and --workers: only the one that is given reads the twins.
+        root = tempfile.mkdtemp(prefix="hotplane-twins-")
+        self.addCleanup(shutil.rmtree, root)
+        model = command.write_checkpoint(os.path.join(root, "m"), command.mxfp4_tensors())
+        store = os.path.join(root, "s")
+        twins = {"HOTPLANE_BATCH": "0", "HOTPLANE_WORKERS": "9999", "HOTPLANE_TIERS": "gamma"}
+        build = ["build", model, "--store", store, "--tiers", "base"]
+        report = command.must_json(*build, "--batch", 3, "--workers", 2, env=twins)
+        self.assertEqual(report["workers"], 2)
+        command.must("boot", store, "--batch", 3, "--workers", 2, "--tiers", "base", env=twins)
+        for twin in twins:
+            done = command.run(*build[:4], env={twin: twins[twin]})
+            self.assertEqual(done.returncode, 2, twin)
+        command.must("gc", store, env=twins)
+
     def test_help_and_version(self):
         self.assertIn("hotplane", command.must("--version").stdout)
         for name in ("build", "boot", "warm", "inspect", "verify", "export", "gc", "synth",
