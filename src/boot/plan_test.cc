@@ -360,7 +360,18 @@ TEST(Plan, PinsDeltaRecordsInOrderAsFarAsTheyFit) {
 TEST(Plan, RanksAndWorlds) {
   Case c(4);
   c.config.shard_rank = 3;
-  EXPECT_EQ(c.Plan().bytes_store, kAllLayers * LayoutOf(Encoding::kBase, 4).data_bytes);
+  const BootPlan plan = c.Plan();
+  EXPECT_EQ(plan.bytes_store, kAllLayers * LayoutOf(Encoding::kBase, 4).data_bytes);
+  EXPECT_EQ(plan.bytes_skipped, kAllLayers * LayoutOf(Encoding::kDeltaQuintal, 4).file_bytes);
+  EXPECT_EQ(plan.shard_rank, 3u);
+  EXPECT_EQ(plan.shard_world, 4u);
+  EXPECT_TRUE(PlanTable(plan).starts_with("rank 3 of 4\n"));
+  EXPECT_FALSE(PlanTable(Case().Plan()).starts_with("rank"));
+  // What is missing is built for this rank alone.
+  c.WithCheckpoint();
+  c.Absent(7, Encoding::kBase);
+  EXPECT_EQ(c.Plan().bytes_built, LayoutOf(Encoding::kBase, 4).file_bytes);
+  EXPECT_EQ(c.Plan().bytes_checkpoint, kSourceBytes);
   c.config.shard_rank = 4;
   EXPECT_EQ(c.Refusal().exit_code(), 2);
   c.config.shard_rank = 0;

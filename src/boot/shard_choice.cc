@@ -95,7 +95,10 @@ Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
     Log(LogLevel::kInfo, "rank {} of {}, by {}", launched->rank, world, launched->text);
     return launched->rank;
   }
-  if (!request.launched.empty())
+  // One process in an allocation of its own is not launched as a rank.
+  const bool told = std::ranges::any_of(
+      request.launched, [](const LaunchedRank& launched) { return launched.world > 1; });
+  if (told)
     return Fail(OtherWorld(world, LaunchedText(request.launched), request.launched.front().world,
                            directory));
   return Fail(
@@ -103,7 +106,7 @@ Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
           .File(directory)
           .Expected(
               Text("--rank 0 to {}, or a process started by torchrun, MPI or Slurm", world - 1))
-          .Found("neither"));
+          .Found(request.launched.empty() ? "neither" : LaunchedText(request.launched)));
 }
 
 Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,

@@ -304,6 +304,7 @@ TEST(Shards, AWorldThatDoesNotFitIsRefusedWithTheNumbers) {
 TEST(ShardChoice, ARankIsAskedForOrTheLaunchersOrUnneeded) {
   const LaunchedRank of_four = {2, 4, "RANK=2, WORLD_SIZE=4 (torchrun)"};
   const LaunchedRank of_two = {1, 2, "LOCAL_RANK=1, LOCAL_WORLD_SIZE=2 (torchrun)"};
+  const LaunchedRank alone = {0, 1, "SLURM_PROCID=0, SLURM_NTASKS=1 (Slurm)"};
   struct Case {
     ShardRequest request;
     uint32_t world;
@@ -325,6 +326,8 @@ TEST(ShardChoice, ARankIsAskedForOrTheLaunchersOrUnneeded) {
       {{{}, 4, {of_four}}, 4, 2, ""},
       {{{}, {}, {of_four, of_two}}, 2, 1, ""},
       {{{}, {}, {of_four}}, 2, std::nullopt, "another number of ranks"},
+      {{{}, {}, {alone}}, 2, std::nullopt, "nothing says which"},
+      {{{}, {}, {alone}}, 1, 0, ""},
       // What was asked for wins over the environment, whatever that says.
       {{0, {}, {of_four}}, 2, 0, ""},
       {{0, {}, {of_two}}, 2, 0, ""},

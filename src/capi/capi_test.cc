@@ -461,6 +461,58 @@ TEST_F(CapiBuildTest, UnknownEnumeratorsAreRefusedByName) {
   refused("experts", options);
 }
 
+TEST_F(CapiBuildTest, ARankIsAskedForOrComesFromTheLauncher) {
+  hotplane::SynthCheckpointOptions wide;
+  wide.geometry = {.experts = 2, .hidden = 64, .intermediate = 128};
+  hotplane::WorkerPool pool(1);
+  const std::string model = directory_.path() + "/wide";
+  const std::string store = directory_.path() + "/ranks";
+  ASSERT_TRUE(hotplane::WriteSynthCheckpoint(hotplane::PosixEnv(), model, wide, pool).has_value());
+  hotplane_boot_options options = Options();
+  options.checkpoint = model.c_str();
+  options.world = 2;
+  hotplane_engine* engine = nullptr;
+  for (options.rank = 0; options.rank < 2; ++options.rank) {
+    ASSERT_EQ(hotplane_boot(store.c_str(), &options, &engine), HOTPLANE_OK)
+        << hotplane_last_error();
+    hotplane_store described;
+    hotplane_store_init(&described);
+    ASSERT_EQ(hotplane_describe(engine, &described), HOTPLANE_OK);
+    EXPECT_EQ(described.rank, static_cast<uint32_t>(options.rank));
+    EXPECT_EQ(described.world, 2u);
+    hotplane_layer layer;
+    hotplane_layer_init(&layer);
+    ASSERT_EQ(hotplane_get_layer(engine, 0, &layer), HOTPLANE_OK);
+    EXPECT_EQ(layer.intermediate, 64u);
+    EXPECT_EQ(layer.planes13_bytes, 2u * (2 * 64 * 64 / 4));
+    hotplane_layer_info info;
+    hotplane_layer_info_init(&info);
+    ASSERT_EQ(hotplane_describe_layer(engine, 0, &info), HOTPLANE_OK);
+    EXPECT_EQ(info.intermediate, 64u);
+    EXPECT_EQ(info.base, HOTPLANE_PRESENT);
+    hotplane_close(engine);
+  }
+  options = Options();
+  for (const int32_t rank : {-2, 2, INT32_MAX}) {
+    options.rank = rank;
+    EXPECT_EQ(hotplane_open(store.c_str(), &options, &engine), HOTPLANE_USAGE) << rank;
+  }
+  options.rank = 1;
+  options.world = 3;
+  EXPECT_EQ(hotplane_open(store.c_str(), &options, &engine), HOTPLANE_USAGE);
+  setenv("RANK", "1", 1);
+  setenv("WORLD_SIZE", "2", 1);
+  const auto opened = hotplane::api::Engine::Open(store);
+  hotplane::api::BootOptions first;
+  first.rank = 0;
+  const auto other = hotplane::api::Engine::Open(store, first);
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
+  ASSERT_TRUE(opened.has_value() && other.has_value());
+  EXPECT_EQ(opened->Describe()->rank, 1u);
+  EXPECT_EQ(other->Describe()->rank, 0u);
+}
+
 TEST_F(CapiTest, TheCppApiWrapsAllOfIt) {
   namespace api = hotplane::api;
   EXPECT_EQ(api::Engine::Open(store_ + "/none").error().code, HOTPLANE_USAGE);

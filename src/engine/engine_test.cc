@@ -11,6 +11,7 @@
 #include "base/format_text.h"
 #include "boot/boot_testing.h"
 #include "io/fault_env.h"
+#include "quant/slice.h"
 
 namespace hotplane {
 namespace {
@@ -201,6 +202,118 @@ TEST(Scenario, FortyFourLayersFirstAndWarm) {
     EXPECT_EQ(StoreFiles(env), content);
     EXPECT_EQ(ModifiedTimes(env), times);
   }
+}
+
+// A store for two ranks, from a checkpoint that is wide enough.
+class ShardTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    SynthCheckpointOptions model = SmallModel();
+    model.geometry = {3, 64, 128};
+    WriteCheckpoint(env_, model);
+  }
+  static EngineOptions OfRank(uint32_t rank, bool with_checkpoint) {
+    EngineOptions options = with_checkpoint ? WithCheckpoint() : StoreOnly();
+    options.shard = {rank, 2};
+    return options;
+  }
+  MemEnv env_;
+};
+
+TEST_F(ShardTest, ABootMakesAndReadsTheFilesOfItsOwnRank) {
+  const Result<Outcome> first = BootEngine(env_, OfRank(1, true));
+  ASSERT_TRUE(first.has_value()) << first.error().ToString();
+  EXPECT_EQ(first->json["rank"], 1);
+  EXPECT_EQ(first->json["world"], 2);
+  EXPECT_EQ(first->json["layers_built"], 3);
+  EXPECT_EQ(first->engine->layers()[0].geometry, (LayerGeometry{3, 64, 64}));
+  EXPECT_EQ(LayerFiles(env_, ".rank1.base").size(), 3u);
+  EXPECT_EQ(LayerFiles(env_, ".base").size(), 3u);
+  const Result<Outcome> lacking = BootEngine(env_, OfRank(0, false));
+  ASSERT_FALSE(lacking.has_value());
+  EXPECT_EQ(lacking.error().exit_code(), 3);
+  EXPECT_NE(lacking.error().found().find("layers 0-1, 2 (MTP)"), std::string::npos);
+
+  ASSERT_TRUE(BootEngine(env_, OfRank(0, true)).has_value());
+  FaultEnv watched(env_);
+  const Outcome warm = BootEngine(watched, OfRank(1, false)).value();
+  EXPECT_EQ(warm.layers, first->layers);
+  EXPECT_EQ(CountOpens(watched, ".rank0."), 0u);
+  EXPECT_EQ(warm.json["bytes_read"], warm.json["bytes_needed"]);
+  EXPECT_EQ(Json::parse(warm.engine->PlanJson())["world"], 2);
+}
+
+TEST_F(ShardTest, ABadFileIsBuiltAgainForItsRankAlone) {
+  for (const uint32_t rank : {0u, 1u})
+    ASSERT_TRUE(BootEngine(env_, OfRank(rank, true)).has_value());
+  const StoreContent good = StoreFiles(env_);
+  const std::map<std::string, int64_t> times = ModifiedTimes(env_);
+  const std::string bad = LayerFiles(env_, "layer-0001.rank1.base").at(0);
+  env_.CorruptByte(bad, env_.Files().at(bad).size() - 4096, std::byte{1});
+  const Result<Outcome> refused = BootEngine(env_, OfRank(1, false));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().what().find("layer 1, rank 1"), std::string::npos);
+  ASSERT_TRUE(BootEngine(env_, OfRank(0, false)).has_value());
+  const Outcome repaired = BootEngine(env_, OfRank(1, true)).value();
+  EXPECT_EQ(repaired.json["layers_built"], 1);
+  EXPECT_EQ(StoreFiles(env_), good);
+  for (const auto& [path, time] : ModifiedTimes(env_))
+    EXPECT_EQ(time == times.at(path), path != bad) << path;
+}
+
+TEST_F(ShardTest, RecordsAreThoseOfTheRank) {
+  ASSERT_TRUE(BootEngine(env_, WithCheckpoint()).has_value());
+  BuildOptions build = BothTiers();
+  build.shard_world = 2;
+  ASSERT_TRUE(BuildStore(env_, build).has_value());
+  const auto read_fp4 = [this](const EngineOptions& options) {
+    const auto engine = Engine::Open(env_, options).value();
+    std::vector<std::byte> record(
+        engine->records().reader().Shape(RecordKind::kFp4, 2).value().bytes);
+    EXPECT_TRUE(engine->ReadFp4(2, 1, record).has_value());
+    return record;
+  };
+  const std::vector<std::byte> whole = read_fp4(StoreOnly());
+  const size_t whole13 = NibblePlaneBytes(256, 64);
+  ASSERT_EQ(whole.size(), whole13 + NibblePlaneBytes(64, 128));
+  for (const uint32_t rank : {0u, 1u}) {
+    std::vector<std::byte> expected(whole.size() / 2);
+    SliceGateUp(std::span(whole).first(whole13), {rank, 2}, std::span(expected).first(whole13 / 2));
+    SliceDown(std::span(whole).subspan(whole13), 64, {rank, 2},
+              std::span(expected).subspan(whole13 / 2));
+    EXPECT_TRUE(read_fp4(OfRank(rank, false)) == expected) << rank;
+  }
+}
+
+TEST_F(ShardTest, TheLauncherCountsOnlyWhereTheStoreIsSharded) {
+  EngineOptions options = WithCheckpoint();
+  options.shard.launched = {{1, 2, "RANK=1, WORLD_SIZE=2 (torchrun)"}};
+  // On an empty store it does not: nobody asked for shards.
+  EXPECT_EQ(BootEngine(env_, options)->json["world"], 1);
+  ASSERT_TRUE(BootEngine(env_, options)->json["layers_built"] == 0);
+  BuildOptions build = BothTiers();
+  build.shard_world = 2;
+  ASSERT_TRUE(BuildStore(env_, build).has_value());
+  EXPECT_EQ(BootEngine(env_, options)->json["rank"], 1);
+  EXPECT_EQ(BootEngine(env_, options)->json["world"], 2);
+}
+
+TEST_F(ShardTest, AWorldThatTheCheckpointCannotHaveMakesNothing) {
+  EngineOptions options = OfRank(0, true);
+  options.shard.world = 4;
+  const Result<Outcome> refused = BootEngine(env_, options);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().exit_code(), 2);
+  options.shard = {2, 2};
+  EXPECT_EQ(BootEngine(env_, options).error().exit_code(), 2);
+  EXPECT_TRUE(StoreFiles(env_).empty());
+  // A dry run plans for the rank and makes nothing either.
+  options.shard = {1, 2};
+  options.dry_run = true;
+  const auto engine = Engine::Open(env_, options).value();
+  ASSERT_TRUE(engine->Plan().has_value());
+  EXPECT_EQ(Json::parse(engine->PlanJson())["rank"], 1);
+  EXPECT_TRUE(StoreFiles(env_).empty());
 }
 
 class EngineTest : public testing::Test {

@@ -271,10 +271,15 @@ void Page::Head() {
       "<meta name=\"color-scheme\" content=\"light dark\">\n";
   Add("<title>hotplane {}</title>\n<style>{}</style>\n</head>\n<body>\n<main>\n", what, kStyle);
   Add("<h1>{}</h1>\n", what);
+  const double world = run_.Figure("world", 1);
+  const std::string ranks = world <= 1 ? ""
+                            : run_.build
+                                ? Text(" for {:.0f} ranks", world)
+                                : Text(", rank {:.0f} of {:.0f}", run_.Figure("rank"), world);
   const auto generation = run_.texts.find("generation");
   if (generation != run_.texts.end())
-    Add("<p class=\"soft\">generation <span class=\"mono\">{}</span></p>\n",
-        Escape(generation->second));
+    Add("<p class=\"soft\">generation <span class=\"mono\">{}</span>{}</p>\n",
+        Escape(generation->second), ranks);
 }
 
 void Page::Tile(const std::string& figure, const std::string& text, double share) {

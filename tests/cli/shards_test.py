@@ -118,6 +118,15 @@ class Shards(unittest.TestCase):
         self.assertIn("rank 1 of 2",
                       command.must("boot", self.split, "--rank", 1, "--dry-run").stdout)
 
+    def test_the_report_page_names_the_rank(self):
+        run, page = (os.path.join(self.root, name) for name in ("run.json", "run.html"))
+        for report, text in ((command.must_json("boot", self.split, "--rank", 1), "rank 1 of 2"),
+                             (self.built, "for 2 ranks")):
+            with open(run, "w", encoding="utf-8") as out:
+                json.dump(report, out)
+            command.must("report", run, "-o", page, "-q")
+            self.assertIn(text.encode(), read(page))
+
     def test_the_launcher_says_which_rank(self):
         for env in ({"RANK": "1", "WORLD_SIZE": "2"},
                     {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
