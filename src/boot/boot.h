@@ -64,7 +64,7 @@ struct BootReport {
   uint64_t bytes_verified = 0;
   double seconds = 0;           // of Open and Run together
   double seconds_plan = 0;      // headers, tables, memory check
-  double seconds_allocate = 0;  // memory reserved and touched
+  double seconds_allocate = 0;  // memory reserved, and given to what landed from the page cache
   double seconds_land = 0;      // read, verify, publish
   double seconds_pin = 0;       // delta records read into pinned memory
   std::vector<LayerSource> sources;

@@ -1,6 +1,7 @@
 #include "boot/executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -132,7 +133,10 @@ std::optional<Job> Executor::State::NextJob() {
 }
 
 void Executor::State::Populate(const Unit& unit) const {
-  if (std::byte* const destination = Destination(unit)) PopulatePages({destination, unit.bytes});
+  std::byte* const destination = Destination(unit);
+  if (destination == nullptr) return;
+  const TraceSpan span("allocate", extents[unit.extent].trace_layer, unit.bytes);
+  PopulatePages({destination, unit.bytes});
 }
 
 // Cut where the file offset is aligned, so that a unit can be read past the page cache: at the last
@@ -231,7 +235,11 @@ Result<void> Executor::State::LandFromCache(Unit& unit, std::span<uint64_t> foun
                 extent.chunks.subspan(unit.first_chunk, unit.end_chunk - unit.first_chunk),
                 found.empty() ? nullptr : found.data()};
   if (extent.destination != nullptr) {
-    if (options.fresh_destinations) Populate(unit);
+    if (options.fresh_destinations) {
+      const auto start = std::chrono::steady_clock::now();
+      Populate(unit);
+      populating_ns += (std::chrono::steady_clock::now() - start) / std::chrono::nanoseconds(1);
+    }
     HP_ASSIGN(unit.staged, Stage(unit));
   }
   if (extent.mapping == nullptr) {
@@ -342,7 +350,8 @@ bool Executor::needs_disk() const {
 }
 
 ExecutorCounts Executor::counts() const {
-  return {state_->bytes_from_cache, state_->bytes_from_disk, state_->bytes_verified};
+  return {state_->bytes_from_cache, state_->bytes_from_disk, state_->bytes_verified,
+          static_cast<double>(state_->populating_ns) * 1e-9};
 }
 
 Result<void> Executor::Run() {

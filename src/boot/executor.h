@@ -87,8 +87,8 @@ struct ExecutorOptions {
   Progress* progress = nullptr;
   bool verify = true;
   bool bypass_cache = false;  // of reads from the disk
-  // The destinations may have no memory yet: workers with nothing else to do give it to them ahead
-  // of the reads.
+  // The destinations may have no memory yet: they get it a unit at a time, just before it is landed
+  // in, and ahead of reads from the disk by workers with nothing else to do.
   bool fresh_destinations = false;
 };
 
@@ -97,6 +97,8 @@ struct ExecutorCounts {
   uint64_t bytes_from_cache = 0;
   uint64_t bytes_from_disk = 0;
   uint64_t bytes_verified = 0;
+  // What workers spent giving memory to fresh destinations of cached units, added up.
+  double seconds_populating = 0;
 };
 
 class Executor {

@@ -66,6 +66,7 @@ struct Executor::State {
   std::atomic<uint64_t> bytes_from_cache{0};
   std::atomic<uint64_t> bytes_from_disk{0};
   std::atomic<uint64_t> bytes_verified{0};
+  std::atomic<int64_t> populating_ns{0};
 
   std::mutex mutex;  // guards what follows
   std::condition_variable wake;

@@ -58,7 +58,7 @@ font-family:inherit}svg .grid{stroke:var(--line)}svg .strong{fill:var(--text)}
 .allocate{fill:var(--allocate);background:var(--allocate)}
 .plan{fill:var(--plan);background:var(--plan)}.file{fill:var(--file);background:var(--file)}
 .wait{fill:var(--wait);background:var(--wait)}
-.skip{fill:var(--skip);background:var(--skip)}.track{fill:var(--track)}.band{opacity:.22}
+.skip{fill:var(--skip);background:var(--skip)}.track{fill:var(--track)}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;margin:0 0 10px;font-size:13px;color:var(--soft)}
 .legend i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px;
 vertical-align:-1px;print-color-adjust:exact;-webkit-print-color-adjust:exact}
@@ -231,7 +231,6 @@ class Page {
   void Tiles();
   void Warnings();
   void Layers();
-  void DrawBefore(const TimeAxis& axis, double top, double height);
   double TracedLayers(const TimeAxis& axis);
   double UntracedLayers(const TimeAxis& axis);
   void Workers();
@@ -331,27 +330,6 @@ void Page::Warnings() {
 // Rows are as high as lets 44 layers fit a screen, and never lower than a label.
 double RowHeight(size_t rows) { return rows <= 24 ? 22 : rows <= 64 ? 16 : 12; }
 
-// What no layer has a part in, and all wait for: memory being reserved and touched.
-void Page::DrawBefore(const TimeAxis& axis, double top, double height) {
-  std::vector<Interval> bands;
-  for (const ReportSpan& span : trace_->spans)
-    if (trace_->names[span.name] == "allocate") bands.push_back({span.begin, span.end});
-  std::ranges::sort(bands, {}, &Interval::begin);
-  std::vector<Interval> merged;
-  for (const Interval& band : bands) {
-    if (merged.empty() || band.begin > merged.back().end) merged.push_back(band);
-    merged.back().end = std::max(merged.back().end, band.end);
-  }
-  for (const Interval& band : merged) {
-    const double begin = axis.X(band.begin);
-    const double width = axis.X(band.end) - begin;
-    out_ += Rect(begin, top, width, height, "allocate band");
-    if (width <= 60) continue;
-    Add("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">allocate</text>\n",
-        begin + width / 2, top + height / 2 + 4);
-  }
-}
-
 // Two lanes a layer: getting its bytes above, checking or writing them below; a line where it was
 // handed out. Returns the y below the last row.
 double Page::TracedLayers(const TimeAxis& axis) {
@@ -379,7 +357,6 @@ double Page::TracedLayers(const TimeAxis& axis) {
   double y = 4;
   const double rows_height = height * static_cast<double>(rows.size());
   out_ += axis.Draw(y, y + rows_height);
-  DrawBefore(axis, y, rows_height);
   for (auto& [layer, lanes] : rows) {
     Add("<text class=\"strong\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">layer {}</text>",
         kLabelWidth - 8, y + height / 2 + 4, layer);
