@@ -63,13 +63,17 @@ def disk_rate(paths):
 
     def read(piece):
         buffer = buffers.get()
-        count = os.preadv(open_files[piece[0]], [buffer], piece[1])
-        buffers.put(buffer)
-        return count
+        try:
+            return os.preadv(open_files[piece[0]], [buffer], piece[1])
+        finally:
+            buffers.put(buffer)
 
     start = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        done = sum(pool.map(read, pieces))
+    try:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            done = sum(pool.map(read, pieces))
+    except OSError:
+        done = 0
     seconds = time.monotonic() - start
     for fd in open_files.values():
         os.close(fd)
@@ -123,10 +127,12 @@ def main():
               "disk_gigabytes_per_second": disk / 1e9, "staging_limit_bytes": limit,
               "peak_staging_bytes": report["peak_staging_bytes"], "peak_anonymous_bytes": peak,
               "allowed_bytes": allowed}
-    share = f", {100e9 * report['gigabytes_per_second'] / disk:.0f}% of what" if disk else ""
+    share = ""
+    if disk:
+        percent = 100e9 * report["gigabytes_per_second"] / disk
+        share = f", {percent:.0f}% of the {disk / 1e9:.2f} GB/s that the disk reads"
     print(f"build of {report['bytes_read'] / 2**30:.2f} GiB {arguments.checkpoint}, cold: "
-          f"{report['seconds']:.1f} s, {report['gigabytes_per_second']:.2f} GB/s of source{share} "
-          f"the disk reads ({disk / 1e9:.2f} GB/s), "
+          f"{report['seconds']:.1f} s, {report['gigabytes_per_second']:.2f} GB/s of source{share}, "
           f"{report['bytes_built'] / 2**30:.2f} GiB written, peak RssAnon {peak / 2**20:.0f} MiB "
           f"of {allowed / 2**20:.0f} MiB allowed")
     if arguments.json:

@@ -21,6 +21,8 @@ def newest_result():
 
 def row(what, reached, limit_name, limit, share=None):
     """`share`: where the benchmark has one by rounds, which is not the ratio of the medians."""
+    if limit == 0:
+        return f"| {what} | {reached:.2f} GB/s | {limit_name}: not measured | |"
     share = reached / limit if share is None else share
     return f"| {what} | {reached:.2f} GB/s | {limit_name} {limit:.2f} GB/s | {100 * share:.0f}% |"
 
@@ -101,7 +103,9 @@ def build_rows(build):
 def numbers(result, path):
     machine = result["machine"]
     head = (f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, kernel "
-            f"{machine['kernel']}; {result['date']}, commit {result['commit']}, medians. "
+            f"{machine['kernel']}; {result['date']}, commit {result['commit']}, medians; "
+            "shares are medians of the rounds' shares. The copy passes each 4 KiB through the L1 "
+            "cache and stores it past the others, so it can be faster than memcpy. "
             f"Reproduced by `{result['command']}`; all figures: "
             f"[{path.name}]({path.relative_to(ROOT)}).")
     figures = result["figures"]

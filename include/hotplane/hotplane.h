@@ -190,14 +190,17 @@ HOTPLANE_API void hotplane_boot_options_init(hotplane_boot_options* options);
 HOTPLANE_API hotplane_code hotplane_open(const char* store, const hotplane_boot_options* options,
                                          hotplane_engine** engine);
 
-/* What a boot would do, and why, from headers alone: nothing is read beyond them, nothing built.
- * One JSON object with the keys of `hotplane boot --dry-run --json`, valid until hotplane_close.
- * Before hotplane_start. HOTPLANE_DATA where layers are missing that nothing can be built from,
- * HOTPLANE_CAPACITY where the planes do not fit. */
+/* What a boot would do, and why: headers of the store are read, with a checkpoint also its headers
+ * and sampled pages where something has to be built, and nothing is built. One JSON object with the
+ * keys of `hotplane boot --dry-run --json`, valid until hotplane_close. Before hotplane_start;
+ * other calls on this engine wait meanwhile. HOTPLANE_DATA where layers are missing that nothing
+ * can be built from, HOTPLANE_CAPACITY where the planes do not fit, HOTPLANE_USAGE for experts that
+ * there are not. */
 HOTPLANE_API hotplane_code hotplane_plan_json(hotplane_engine* engine, const char** json);
 
-/* Begins to boot the base tier on the CPU device, in the background; once per engine. Failures of
- * the boot are told by hotplane_wait and hotplane_wait_layer. */
+/* Begins to boot in the background: builds what is missing where there is a checkpoint, lands the
+ * base tier, pins delta records as asked for. Once per engine. Failures of the boot are told by
+ * hotplane_wait and hotplane_wait_layer. */
 HOTPLANE_API hotplane_code hotplane_start(hotplane_engine* engine);
 /* Until the boot has ended: its result, the same at every call. The layers that were published
  * before a failure, and records, stay usable. HOTPLANE_USAGE when none was started. */

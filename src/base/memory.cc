@@ -9,12 +9,6 @@
 #include "base/units.h"
 
 namespace hotplane {
-namespace {
-
-constexpr size_t kHugePageBytes = 2 * kMiB;
-
-}  // namespace
-
 HugeBuffer::~HugeBuffer() {
   if (mapping_ != nullptr) munmap(mapping_, mapping_bytes_);
 }

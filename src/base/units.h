@@ -14,6 +14,7 @@ inline constexpr uint64_t kMiB = 1024 * kKiB;
 inline constexpr uint64_t kGiB = 1024 * kMiB;
 
 inline constexpr uint64_t kPageBytes = 4096;
+inline constexpr uint64_t kHugePageBytes = 2 * kMiB;  // transparent ones, of memory and of files
 
 // x rounded up to a multiple of `step`; step > 0, no overflow expected.
 constexpr uint64_t RoundUp(uint64_t x, uint64_t step) { return (x + step - 1) / step * step; }

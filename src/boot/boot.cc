@@ -51,7 +51,8 @@ class MappingSlice final : public Mapping {
   Result<void> Populate(uint64_t offset, uint64_t bytes) override {
     return whole_.Populate(offset_ + offset, bytes);
   }
-  void Drop(uint64_t offset, uint64_t bytes) override { whole_.Drop(offset_ + offset, bytes); }
+  // Not of a slice: what is dropped reaches beyond it.
+  DroppedRange Drop(uint64_t, uint64_t) override { HP_CHECK(false); }
 
  private:
   Mapping& whole_;
@@ -115,6 +116,7 @@ struct BootSession::State {
   void ListRuns();
   std::vector<Extent> ListExtents() const;
   Result<void> Execute();
+  Result<void> CheckMapped(Layer& layer, uint64_t begin, uint64_t end) const;
   Result<void> RepairChunk(Layer& layer, size_t chunk_index, uint64_t found,
                            std::span<std::byte> staged);
   void PublishReady(size_t run_index);
@@ -148,7 +150,8 @@ Result<void> BootSession::State::OpenLayers(const std::vector<uint32_t>& ordinal
     }
     auto layer = std::make_unique<Layer>();
     layer->file = *std::move(file);
-    layer->file.file().SetReadAhead(true);
+    // Of some experts nothing but their pieces is read.
+    layer->file.file().SetReadAhead(!options.experts);
     const LayerLayout& layout = layer->file.layout();
     const uint64_t cached =
         layer->file.file().CachedBytes(layout.data_offset, layout.data_bytes).value_or(0);
@@ -194,7 +197,9 @@ Result<void> BootSession::State::CheckMemory() const {
 Result<void> BootSession::State::MapLayers() {
   for (auto& layer : layers) {
     // Without the guard a truncated file could end the process: pread reports it instead.
-    if (!options.map && (!FaultGuardInstalled() || (bypass_cache && !layer->in_cache))) continue;
+    // Filling the page cache brings what surrounds the pieces of some experts as well.
+    const bool exact = bypass_cache || options.experts.has_value();
+    if (!options.map && (!FaultGuardInstalled() || (exact && !layer->in_cache))) continue;
     const LayerLayout& layout = layer->file.layout();
     Result<std::unique_ptr<Mapping>> mapping =
         layer->file.file().Map(layout.data_offset, layout.data_bytes);
@@ -307,7 +312,7 @@ Result<void> BootSession::State::Execute() {
   const std::lock_guard lock(mutex);
   ReportSources(executor);
   report.read_path = executor.disk_path();
-  if (executor.needs_disk() && options.cache == CacheMode::kAuto)
+  if (executor.needs_disk() && options.cache == CacheMode::kAuto && !options.map)
     report.read_path += executor_options.bypass_cache
                             ? "; the files do not fit in memory beside the boot"
                             : "; the files fit in memory, the next boot is warm";
@@ -328,6 +333,23 @@ Result<void> BootSession::State::Execute() {
   return result;
 }
 
+// Every wanted chunk that has a byte in [begin, end) of the data region, anew: pages that left the
+// page cache come back from a disk that has just been wrong.
+Result<void> BootSession::State::CheckMapped(Layer& layer, uint64_t begin, uint64_t end) const {
+  const LayerLayout& layout = layer.file.layout();
+  for (size_t i = 0; i < layer.file.chunks().size(); ++i) {
+    const Chunk& chunk = layer.file.chunks()[i];
+    const uint64_t offset = chunk.offset - layout.data_offset;
+    if (offset >= end || offset + chunk.bytes <= begin || !Wants(layout, chunk)) continue;
+    HP_TRY(layer.mapping->Populate(offset, chunk.bytes));
+    HP_ASSIGN(const uint64_t found,
+              GuardedChecksum(layer.mapping->bytes().subspan(offset, chunk.bytes),
+                              layer.file.file().path(), chunk.offset));
+    if (found != layer.file.checksums()[i]) return Fail(layer.file.ChunkError(i, found));
+  }
+  return {};
+}
+
 Result<void> BootSession::State::RepairChunk(Layer& layer, size_t chunk_index, uint64_t found,
                                              std::span<std::byte> staged) {
   const Chunk& chunk = layer.file.chunks()[chunk_index];
@@ -341,13 +363,8 @@ Result<void> BootSession::State::RepairChunk(Layer& layer, size_t chunk_index, u
     HP_TRY(layer.file.RereadChunk(generation->env(), chunk_index, staged));
   } else {
     const uint64_t data_offset = chunk.offset - layer.file.layout().data_offset;
-    layer.mapping->Drop(data_offset, chunk.bytes);
-    HP_TRY(layer.mapping->Populate(data_offset, chunk.bytes));
-    HP_ASSIGN(const uint64_t again,
-              GuardedChecksum(layer.mapping->bytes().subspan(data_offset, chunk.bytes),
-                              layer.file.file().path(), chunk.offset));
-    if (again != layer.file.checksums()[chunk_index])
-      return Fail(layer.file.ChunkError(chunk_index, again));
+    const DroppedRange dropped = layer.mapping->Drop(data_offset, chunk.bytes);
+    HP_TRY(CheckMapped(layer, dropped.begin, dropped.end));
   }
   std::lock_guard lock(mutex);
   report.warnings.push_back(

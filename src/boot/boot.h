@@ -57,10 +57,10 @@ struct BootReport {
   uint64_t bytes_read = 0;        // of them, read once each
   uint64_t bytes_read_delta = 0;  // of bytes_read, delta records that are pinned; else base
   uint64_t bytes_pinned = 0;      // memory that is kept for them
-  uint64_t bytes_read_disk = 0;  // of bytes_read, those that were not in the page cache (not --map)
-  uint64_t bytes_reread = 0;     // repeats of bad chunks
-  uint64_t bytes_metadata = 0;   // headers and tables
-  uint64_t bytes_skipped = 0;    // files of these layers that this boot does not touch (delta tier)
+  uint64_t bytes_read_disk = 0;   // of bytes_read, those that were not in the page cache
+  uint64_t bytes_reread = 0;      // repeats of bad chunks
+  uint64_t bytes_metadata = 0;    // headers and tables
+  uint64_t bytes_skipped = 0;  // files of these layers that this boot does not touch (delta tier)
   uint64_t bytes_verified = 0;
   double seconds = 0;           // of Open and Run together
   double seconds_plan = 0;      // headers, tables, memory check

@@ -61,7 +61,7 @@ struct BuildQueueOptions {
   size_t worker_count = 4;
   uint64_t staging_limit_bytes = UINT64_MAX;
   const CancelToken* cancel = nullptr;
-  Progress* progress = nullptr;  // `waiting` is up while all that is left is with other processes
+  Progress* progress = nullptr;  // `waiting` is up while it waits for another process
 };
 
 // Thread-safe. Must not be used from inside a LayerBuild.

@@ -146,6 +146,16 @@ Result<void> DiskDriver::Ended(Request request, IoCount count) {
 
 void DiskDriver::Run() {
   NameTraceThread("disk", 0);
+  Result<void> ran = Executor::State::NothingThrown([this] {
+    Drive();
+    return Result<void>();
+  });
+  if (!ran) state_.Fail(state_.disk_units[units_landed_], std::move(ran).error());
+  // Ends what is in flight before the memory under it can go.
+  reader_.reset();
+}
+
+void DiskDriver::Drive() {
   std::vector<ReadEnd> ended;
   while (units_landed_ < state_.disk_units.size() && !state_.Failed()) {
     size_t unit = state_.disk_units[units_landed_];
@@ -169,8 +179,6 @@ void DiskDriver::Run() {
     }
     if (!result) state_.Fail(unit, std::move(result).error());
   }
-  // Ends what is in flight before the memory under it can go.
-  reader_.reset();
 }
 
 }  // namespace hotplane

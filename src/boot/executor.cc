@@ -96,9 +96,20 @@ void Executor::State::Fail(size_t unit, Status status) {
 void Executor::State::Landed(size_t unit) {
   {
     const std::lock_guard lock(mutex);
-    landed_units.push_back(unit);
+    (units[unit].path == UnitPath::kRead ? read_units : filled_units).push_back(unit);
   }
   wake.notify_one();
+}
+
+bool Executor::State::WaitForRoomToFill() {
+  // How long a cancellation may go unnoticed.
+  constexpr std::chrono::milliseconds kPollTime{20};
+  std::unique_lock lock(mutex);
+  while (!failure && filled_units.size() >= kFilledUnitsMax) {
+    if (options.cancel != nullptr && !options.cancel->Check()) break;
+    room.wait_for(lock, kPollTime);
+  }
+  return !failure;
 }
 
 bool Executor::State::Failed() {
@@ -106,10 +117,10 @@ bool Executor::State::Failed() {
   return failure.has_value();
 }
 
-std::optional<size_t> Executor::State::TakeLandedLocked() {
-  if (failure || landed_units.empty()) return std::nullopt;
-  const size_t unit = landed_units.front();
-  landed_units.pop_front();
+std::optional<size_t> Executor::State::TakeFrontLocked(std::deque<size_t>& queue) {
+  if (failure || queue.empty()) return std::nullopt;
+  const size_t unit = queue.front();
+  queue.pop_front();
   return unit;
 }
 
@@ -125,7 +136,11 @@ std::optional<Job> Executor::State::NextJob() {
     if (failure || units_done == units.size()) return std::nullopt;
     // What the disk has brought comes first: it is still in the caches, and may hold a slot of a
     // ring. Then what the disk would have to wait for.
-    if (const std::optional<size_t> unit = TakeLandedLocked()) return Job{*unit, false};
+    if (const std::optional<size_t> unit = TakeFrontLocked(read_units)) return Job{*unit, false};
+    if (const std::optional<size_t> unit = TakeFrontLocked(filled_units)) {
+      room.notify_one();
+      return Job{*unit, false};
+    }
     if (const std::optional<size_t> unit = TakeFreshLocked()) return Job{*unit, true};
     if (next_cache_unit < cache_units.size()) return Job{cache_units[next_cache_unit++], false};
     wake.wait(lock);
@@ -164,6 +179,7 @@ void Executor::State::ListUnits(size_t extent) {
       aligned = aligned || aligned_end;
       if (aligned_end || (!aligned && bytes <= kUnitBytes)) cut(end);
     }
+    HP_CHECK(unit.end_chunk > c);
     c = unit.end_chunk;
     units.push_back(unit);
   }
@@ -217,9 +233,10 @@ Result<std::byte*> Executor::State::Stage(const Unit& unit) {
     {
       const std::lock_guard lock(mutex);
       if (failure) return hotplane::Fail(*failure);
-      landed = TakeLandedLocked();
+      landed = TakeFrontLocked(read_units);
     }
-    // All slots may hold units from the disk that wait for a worker: for this one, then.
+    // All slots may hold units from the disk that wait for a worker: for this one, then. Not filled
+    // units, which would ask for a slot themselves.
     if (landed) {
       RunUnit(*landed);
     } else {
@@ -254,8 +271,12 @@ Result<void> Executor::State::LandFromCache(Unit& unit, std::span<uint64_t> foun
   }
   const uint64_t offset = unit.offset - extent.offset;
   {
-    const TraceSpan span("read", extent.trace_layer, unit.bytes, "page cache");
-    if (unit.path == UnitPath::kCached) HP_TRY(extent.mapping->Populate(offset, unit.bytes));
+    std::optional<TraceSpan> span;
+    if (unit.path == UnitPath::kCached)
+      span.emplace("read", extent.trace_layer, unit.bytes, "page cache");
+    // A filled unit was populated a moment ago; were it gone again, only the guard would tell.
+    if (unit.path == UnitPath::kCached || !FaultGuardInstalled())
+      HP_TRY(extent.mapping->Populate(offset, unit.bytes));
   }
   const TraceSpan span("verify", extent.trace_layer, unit.bytes);
   pass.source = extent.mapping->bytes().data() + offset;
@@ -311,8 +332,19 @@ Result<void> Executor::State::WorkOn(size_t unit_index) {
   return {};
 }
 
+// An exception must end the run for all that wait, not only the thread it came to.
+Result<void> Executor::State::NothingThrown(const std::function<Result<void>()>& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return hotplane::Fail(Status::Capacity("out of memory"));
+  } catch (const std::exception& error) {
+    return hotplane::Fail(Status::System("the system refused a resource").Found(error.what()));
+  }
+}
+
 void Executor::State::RunUnit(size_t unit_index) {
-  Result<void> result = WorkOn(unit_index);
+  Result<void> result = NothingThrown([&] { return WorkOn(unit_index); });
   if (!result) {
     Fail(unit_index, std::move(result).error());
     return;

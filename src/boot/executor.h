@@ -18,6 +18,7 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "base/trace.h"
+#include "base/units.h"
 #include "base/worker_pool.h"
 #include "format/layer_file.h"
 #include "io/env.h"
@@ -31,8 +32,9 @@ enum class CacheMode : uint8_t {
   kBypass,    // O_DIRECT; what is in the page cache already is still taken from there
 };
 
-// No staged piece is longer: usually 4 MiB, more where only then it ends on a page.
-inline constexpr uint64_t kStagedBytesMax = 16 * 1024 * 1024;
+// No staged piece is longer: usually 4 MiB, more where only then it ends on a page (two experts of
+// gpt-oss: 8 MiB), cut between pages where that is not enough.
+inline constexpr uint64_t kStagedBytesMax = 16 * kMiB;
 
 // Where landed bytes go. Called from several threads at once.
 class LandingDevice {
@@ -88,7 +90,7 @@ struct ExecutorOptions {
   bool verify = true;
   bool bypass_cache = false;  // of reads from the disk
   // The destinations may have no memory yet: they get it a unit at a time, just before it is landed
-  // in, and ahead of reads from the disk by workers with nothing else to do.
+  // in, and ahead of reads from the disk by workers with nothing else to do. REQUIRES HostMemory.
   bool fresh_destinations = false;
 };
 

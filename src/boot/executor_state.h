@@ -22,6 +22,7 @@ inline constexpr uint64_t kUnitBytes = 4 * 1024 * 1024;
 // are cut by the block layer anyway.
 inline constexpr uint64_t kRequestBytes = 1024 * 1024;
 static_assert(kUnitBytes % kRequestBytes == 0 && kStagedBytesMax > kUnitBytes);
+static_assert(kChunkBytes <= kUnitBytes);
 
 // How a unit's bytes come into memory.
 enum class UnitPath : uint8_t {
@@ -42,8 +43,13 @@ struct Unit {
   uint64_t requests_left = 0;
 };
 
-// How far ahead of the reads their destinations get memory: more than is in flight.
+// How far ahead of the reads their destinations get memory: 64 MiB, twice what a reader of the
+// default depth has in flight.
 inline constexpr size_t kFreshAheadUnits = 16;
+static_assert(kFreshAheadUnits * kUnitBytes >= 2 * ReaderOptions{}.depth * kRequestBytes);
+// How many filled units may wait for a worker: 64 MiB do not leave the page cache again before they
+// are hashed, and keep the workers busy for some milliseconds.
+inline constexpr size_t kFilledUnitsMax = 16;
 
 // What a worker does next.
 struct Job {
@@ -70,7 +76,9 @@ struct Executor::State {
 
   std::mutex mutex;  // guards what follows
   std::condition_variable wake;
-  std::deque<size_t> landed_units;  // read or filled, to be verified
+  std::deque<size_t> read_units;    // have been, and wait for a worker
+  std::deque<size_t> filled_units;  // likewise
+  std::condition_variable room;     // one was taken from filled_units
   size_t next_cache_unit = 0;       // index into cache_units
   size_t next_fresh_unit = 0;       // index into disk_units: the next to be given memory
   size_t staged_unit_count = 0;     // of disk_units
@@ -80,6 +88,9 @@ struct Executor::State {
 
   void Fail(size_t unit, Status status);
   void Landed(size_t unit);
+  // Until few enough filled units wait for a worker; false: the run has failed.
+  bool WaitForRoomToFill();
+  static Result<void> NothingThrown(const std::function<Result<void>()>& work);
   bool Failed();
   // Blocks until there is something to do; none: the run is over.
   std::optional<Job> NextJob();
@@ -90,7 +101,7 @@ struct Executor::State {
   void ListUnits(size_t extent);
   void Locate(size_t extent);
   // REQUIRES the mutex. None: nothing has landed, or the run is over.
-  std::optional<size_t> TakeLandedLocked();
+  std::optional<size_t> TakeFrontLocked(std::deque<size_t>& queue);
   void RunUnit(size_t unit_index);
   Result<void> WorkOn(size_t unit_index);
   Result<void> LandFromCache(Unit& unit, std::span<uint64_t> found);
@@ -135,6 +146,7 @@ class DiskDriver {
     int retries = 0;
   };
 
+  void Drive();
   void StartRequests();
   bool NextUnitToStage();
   void StartRequest(Request request);

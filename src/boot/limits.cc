@@ -1,5 +1,7 @@
 #include "boot/limits.h"
 
+#include <sys/sysinfo.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "base/memory.h"
-#include "base/topology.h"
 #include "base/units.h"
 
 namespace hotplane {
@@ -75,7 +76,9 @@ Result<double> MeasureCopyRate(WorkerPool& pool, std::span<const std::byte> byte
 Result<void> BackFreeMemory(uint64_t bytes) {
   constexpr uint64_t kTouchBytes = 32 * kMiB;
   // Some stays for whoever else needs memory meanwhile.
-  const uint64_t free_bytes = ReadMemoryLimit().available_bytes / 16 * 15;
+  struct sysinfo info {};
+  if (sysinfo(&info) != 0) return {};
+  const uint64_t free_bytes = uint64_t{info.freeram} * info.mem_unit / 16 * 15;
   HP_ASSIGN(const HugeBuffer buffer, HugeBuffer::Allocate(std::min(bytes, free_bytes)));
   WorkerPool pool;
   return pool.ParallelFor((buffer.size() + kTouchBytes - 1) / kTouchBytes, [&](size_t i, size_t) {

@@ -40,7 +40,7 @@ class Planner {
   Result<void> CheckMissing() const;
   Result<void> PlaceBases();
   Result<void> PinDelta();
-  uint64_t RecordBytes(const PlanEntry& entry) const;
+  uint64_t RecordBytes(uint32_t layer, Encoding encoding) const;
   void Sum();
 
   const FileFacts& File(uint32_t layer, Encoding encoding) const {
@@ -250,14 +250,20 @@ Result<void> Planner::PlaceBases() {
 Result<void> Planner::PinDelta() {
   if (config_.delta_pinned_bytes == 0) return {};
   std::vector<PlanEntry*> wanted;
+  // All records have slots of one size, those of other layers in the store too.
   uint64_t slot_bytes = 0;
   for (PlanEntry& entry : plan_.entries) {
-    if (TierOf(entry.encoding) != Tier::kDelta || entry.action == PlanAction::kSkip) continue;
-    wanted.push_back(&entry);
-    slot_bytes = std::max(slot_bytes, RoundUp(RecordBytes(entry), kPageBytes));
+    if (TierOf(entry.encoding) != Tier::kDelta) continue;
+    if (entry.action != PlanAction::kSkip) wanted.push_back(&entry);
+    for (const Encoding encoding : kEncodings) {
+      const bool there = File(entry.layer, encoding).presence == Presence::kPresent;
+      if (TierOf(encoding) == Tier::kDelta && (there || encoding == entry.encoding))
+        slot_bytes = std::max(slot_bytes, RoundUp(RecordBytes(entry.layer, encoding), kPageBytes));
+    }
   }
-  uint64_t slots = wanted.empty() ? 0 : config_.delta_pinned_bytes / slot_bytes;
-  if (!wanted.empty() && slots == 0)
+  if (wanted.empty()) return {};
+  uint64_t slots = config_.delta_pinned_bytes / slot_bytes;
+  if (slots == 0)
     return Fail(Status::Usage("not one delta record fits in the memory to pin them in")
                     .Expected(Text("at least {} bytes", slot_bytes))
                     .Found(Text("{} bytes", config_.delta_pinned_bytes)));
@@ -267,7 +273,7 @@ Result<void> Planner::PinDelta() {
     const auto pinned = static_cast<uint32_t>(std::min<uint64_t>(slots, count));
     if (pinned == 0) break;
     slots -= pinned;
-    const uint64_t bytes = pinned * RecordBytes(*entry);
+    const uint64_t bytes = pinned * RecordBytes(entry->layer, entry->encoding);
     entry->pinned_experts = pinned;
     entry->residency = Residency::kHost;
     entry->bytes_store = bytes;
@@ -284,12 +290,18 @@ Result<void> Planner::PinDelta() {
       entry->reason += "; " + what;
     }
   }
-  return {};
+  if (plan_.bytes_pinned <= config_.host_bytes - std::min(config_.host_bytes, plan_.bytes_device))
+    return {};
+  return Fail(Status::Capacity("the delta records to pin do not fit in memory; nothing was read")
+                  .Expected(Text("{} beside {} of planes", FormatBytes(plan_.bytes_pinned),
+                                 FormatBytes(plan_.bytes_device)))
+                  .Found(Text("{} available", FormatBytes(config_.host_bytes)))
+                  .Advice("pin fewer, or none: a delta tier is used from disk as well"));
 }
 
-uint64_t Planner::RecordBytes(const PlanEntry& entry) const {
+uint64_t Planner::RecordBytes(uint32_t layer, Encoding encoding) const {
   const LayerLayout layout = PlanLayerLayout(
-      entry.encoding, facts_.manifest.layers[entry.layer].geometry.OfShard(config_.shard_world));
+      encoding, facts_.manifest.layers[layer].geometry.OfShard(config_.shard_world));
   uint64_t bytes = 0;
   for (const Section& section : layout.sections) bytes += section.expert_bytes;
   return bytes;

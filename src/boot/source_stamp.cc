@@ -40,7 +40,7 @@ void KeepSourceStamp(const Generation& generation, const std::string& stamp) {
   if (MatchesSourceStamp(generation, stamp)) return;
   const Result<void> published =
       PublishGenerationFile(generation.env(), generation.directory(), kSourceStampName,
-                            std::as_bytes(std::span(stamp)), /*replace=*/true);
+                            std::as_bytes(std::span(stamp)), ExistingFile::kReplace);
   if (!published) Log(LogLevel::kInfo, "no source stamp was kept: {}", published.error().what());
 }
 

@@ -106,6 +106,11 @@ Result<void> SetBuildOptions(const hotplane_boot_options& options, EngineOptions
     return Fail(Status::Usage("a checkpoint is given and building is refused")
                     .Advice("set one of checkpoint and no_build"));
   engine->delta = options.want_delta != 0;
+  const bool delta_named = options.pin_delta_bytes != 0 || options.delta_layers != nullptr ||
+                           options.no_delta_layers != nullptr;
+  if (delta_named && !engine->delta)
+    return Fail(Status::Usage("options of the delta tier are given, and it is not wanted")
+                    .Advice("set want_delta"));
   engine->delta_layers = OrEmpty(options.delta_layers);
   engine->no_delta_layers = OrEmpty(options.no_delta_layers);
   HP_ASSIGN(engine->delta_encodings, DeltaEncodings(options.delta_encoding));
@@ -117,6 +122,8 @@ Result<void> SetBuildOptions(const hotplane_boot_options& options, EngineOptions
 }
 
 Result<void> SetDestination(const hotplane_boot_options& options, EngineOptions* engine) {
+  if (options.expert_count == 0 && options.first_expert != 0)
+    return Fail(Status::Usage("hotplane_boot_options.first_expert is set and expert_count is not"));
   if (options.expert_count != 0) {
     if (options.expert_count > UINT32_MAX - options.first_expert)
       return Fail(Status::Usage("the range of experts overflows")

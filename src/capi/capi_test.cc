@@ -405,7 +405,11 @@ TEST_F(CapiBuildTest, AFirstBootIsPlannedBuildsAndTheNextOneReads) {
   EXPECT_EQ(hotplane_open(store_.c_str(), &options, &engine), HOTPLANE_USAGE) << "both are given";
   options.checkpoint = nullptr;
   options.want_delta = 0;
+  EXPECT_EQ(hotplane_open(store_.c_str(), &options, &engine), HOTPLANE_USAGE)
+      << "layers of a tier that is not wanted";
+  options.no_delta_layers = nullptr;
   options.first_expert = 1;
+  EXPECT_EQ(hotplane_open(store_.c_str(), &options, &engine), HOTPLANE_USAGE) << "none of them";
   options.expert_count = 2;
   options.base_residency = HOTPLANE_RESIDENCY_DEVICE;
   options.cache = HOTPLANE_CACHE_KEEP;

@@ -95,7 +95,8 @@ void FillScales(uint64_t stream, uint64_t first_draw, std::span<std::byte> out) 
   }
 }
 
-// Eight e4m3 scales per draw, 1 to 7.5: with a global scale of 2^-9 weights get a sigma near 0.014.
+// Eight e4m3 scales per draw, 1 to 3.75: with a global scale of 2^-9 weights get a sigma near
+// 0.014.
 constexpr float kNvfp4GlobalScale = 0x1p-9f;
 void FillNvfp4Scales(uint64_t stream, uint64_t first_draw, std::span<std::byte> out) {
   for (size_t i = 0; i < out.size(); i += 8) {

@@ -77,9 +77,12 @@ void PrintReport(const Engine& engine) {
   if (report.bytes_read_delta > 0)
     PrintLine(Text("pinned {} of delta records in {}", FormatBytes(report.bytes_read_delta),
                    FormatSeconds(report.seconds_pin)));
-  if (report.bytes_skipped > 0)
+  const auto& entries = engine.plan().entries;
+  const auto skipped = std::find_if(entries.begin(), entries.end(),
+                                    [](const PlanEntry& entry) { return entry.bytes_skipped > 0; });
+  if (skipped != entries.end())
     PrintLine(Text("skipped {}: there, and not needed ({})", FormatBytes(report.bytes_skipped),
-                   engine.plan().entries[1].reason));
+                   skipped->reason));
   for (const std::string& warning : report.warnings) PrintLine("warning: " + warning);
 }
 

@@ -221,7 +221,7 @@ void Parser::AddBoot() {
   app->add_option("--no-delta-layers", options_.no_delta_layers,
                   "Layers whose delta tier is not wanted");
   app->add_option("--pin-delta", raw_.pin_delta,
-                  "Host memory to keep delta records in; 0: they stay on disk")
+                  "Cache of delta records in host memory, filled by the boot; 0: none")
       ->capture_default_str()
       ->envname("HOTPLANE_PIN_DELTA");
   app->add_option("--base", raw_.base,
@@ -316,7 +316,7 @@ void Parser::AddSynth() {
   CLI::Option* const checkpoint =
       app->add_option("--checkpoint", options_.checkpoint_format,
                       "Write a checkpoint instead of a store: mxfp4, nvfp4, fp8 or bf16");
-  app->add_option("--mtp", options_.mtp_count, "MTP layers of an mxfp4 checkpoint, further ones")
+  app->add_option("--mtp", options_.mtp_count, "MTP layers of a checkpoint, further ones")
       ->needs(checkpoint)
       ->check(kDecimal)
       ->check(CLI::Range(0, 16));
@@ -369,8 +369,12 @@ Result<void> Parser::FinishTiers() {
   // A boot with a checkpoint at hand completes the store as a build would.
   const bool both = options_.command == Command::kBuild ||
                     (options_.command == Command::kBoot && !options_.checkpoint.empty());
+  // Who says something of the delta tier wants it.
+  HP_ASSIGN(options_.pin_delta_bytes, ParseSize(raw_.pin_delta));
+  const bool delta_named = options_.pin_delta_bytes > 0 || !options_.delta_layers.empty() ||
+                           !options_.no_delta_layers.empty();
   std::string_view rest = raw_.tiers;
-  if (raw_.tiers.empty()) rest = both ? "base,delta" : "base";
+  if (raw_.tiers.empty()) rest = both || delta_named ? "base,delta" : "base";
   options_.delta_encodings = {Encoding::kDeltaQuintal, Encoding::kDeltaNibble};
   if (raw_.delta.empty()) {
     raw_.delta = "quintal";
@@ -393,9 +397,15 @@ Result<void> Parser::FinishTiers() {
     options_.encodings.push_back(tier == Tier::kBase       ? Encoding::kBase
                                  : raw_.delta == "quintal" ? Encoding::kDeltaQuintal
                                                            : Encoding::kDeltaNibble);
-    if (comma == std::string_view::npos) return {};
+    if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
   }
+  const bool has_delta =
+      std::find(options_.tiers.begin(), options_.tiers.end(), Tier::kDelta) != options_.tiers.end();
+  if (options_.command == Command::kBoot && delta_named && !has_delta)
+    return Fail(Status::Usage("options of the delta tier are given, and it is not wanted")
+                    .Found(Text("--tiers {}", raw_.tiers)));
+  return {};
 }
 
 Result<void> Parser::FinishBoot() {
@@ -409,7 +419,6 @@ Result<void> Parser::FinishBoot() {
     if (options_.memory_bytes == 0)
       return Fail(Status::Usage("--memory 0").Expected("a size above 0, or auto"));
   }
-  HP_ASSIGN(options_.pin_delta_bytes, ParseSize(raw_.pin_delta));
   if (raw_.reserve != "auto") {
     HP_ASSIGN(options_.reserve_bytes, ParseSize(raw_.reserve));
   }

@@ -172,6 +172,7 @@ Result<PlanConfig> Engine::MakeConfig() const {
   config.reserve_bytes = options_.reserve_bytes;
   config.experts = options_.experts;
   config.delta_pinned_bytes = options_.pin_delta_bytes;
+  config.host_bytes = ReadMemoryLimit().available_bytes;
   config.no_build = options_.no_build;
   config.shard_rank = rank_;
   config.shard_world = manifest_.identity.shard_world;
@@ -230,7 +231,8 @@ Result<void> Engine::StartBuilds() {
         (available - std::min(available, plan_->bytes_device)) / 4 + 64 * kMiB;
   }
   if (build.progress != nullptr)
-    build.progress->Begin("building and booting", plan_->bytes_checkpoint + plan_->bytes_store);
+    build.progress->Begin("building and booting",
+                          plan_->bytes_checkpoint + plan_->bytes_store - plan_->bytes_pinned);
   std::vector<uint32_t> bases;
   for (const PlanEntry* entry : bases_) bases.push_back(entry->layer);
   return cold_->Start(*generation_, build, needs, bases);
@@ -280,26 +282,23 @@ Result<void> Engine::BootBases() {
   return {};
 }
 
-// As a bulk pass: what a consumer of an early layer has asked for meanwhile keeps its place.
+// As a bulk pass: what a consumer of an early layer has asked for meanwhile keeps its place. A
+// record that cannot be read does not end the boot: it was not promised to be in memory, and
+// whoever needs it is told.
 Result<void> Engine::PinDelta() {
   if (plan_->bytes_pinned == 0) return {};
   const auto start = Clock::now();
   if (options_.boot.progress != nullptr)
     options_.boot.progress->Begin("pinning delta records", plan_->bytes_pinned);
-  const uint32_t first = options_.experts ? options_.experts->begin : 0;
   uint64_t read_bytes = 0;
   for (const PlanEntry& entry : plan_->entries) {
     if (entry.pinned_experts == 0) continue;
-    if (options_.boot.cancel != nullptr) HP_TRY(options_.boot.cancel->Check());
-    std::vector<uint32_t> experts(entry.pinned_experts);
-    std::iota(experts.begin(), experts.end(), first);
-    HP_ASSIGN(const size_t cached, records_->Prefetch(RecordKind::kDelta, entry.layer, experts));
-    if (cached < experts.size())
-      Warn(Text("layer {}: {} of {} delta records found no place in pinned memory", entry.layer,
-                experts.size() - cached, experts.size()));
-    const uint64_t bytes = entry.bytes_store / experts.size() * cached;
-    read_bytes += bytes;
-    if (options_.boot.progress != nullptr) options_.boot.progress->Add(bytes);
+    const Result<void> pinned = PinLayer(entry, &read_bytes);
+    if (pinned) continue;
+    if (pinned.error().code() != StatusCode::kData && pinned.error().code() != StatusCode::kSystem)
+      return pinned;
+    Warn(Text("layer {}: its delta records are not all pinned: {}", entry.layer,
+              pinned.error().ToString()));
   }
   std::lock_guard lock(mutex_);
   report_.bytes_read += read_bytes;
@@ -307,6 +306,26 @@ Result<void> Engine::PinDelta() {
   report_.bytes_verified += read_bytes;
   report_.bytes_pinned = records_->cache_stats(RecordKind::kDelta).bytes_max;
   report_.seconds_pin = SecondsSince(start);
+  return {};
+}
+
+Result<void> Engine::PinLayer(const PlanEntry& entry, uint64_t* read_bytes) {
+  // Some 100 MB: a step of the progress, and how long a cancellation may go unnoticed.
+  constexpr uint32_t kExpertsAtOnce = 16;
+  HP_ASSIGN(const RecordShape shape, records_->reader().Shape(RecordKind::kDelta, entry.layer));
+  const uint32_t begin = options_.experts ? options_.experts->begin : 0;
+  for (uint32_t done = 0; done < entry.pinned_experts; done += kExpertsAtOnce) {
+    if (options_.boot.cancel != nullptr) HP_TRY(options_.boot.cancel->Check());
+    std::vector<uint32_t> experts(std::min(kExpertsAtOnce, entry.pinned_experts - done));
+    std::iota(experts.begin(), experts.end(), begin + done);
+    HP_ASSIGN(const size_t cached, records_->Prefetch(RecordKind::kDelta, entry.layer, experts));
+    *read_bytes += cached * shape.bytes;
+    if (options_.boot.progress != nullptr) options_.boot.progress->Add(cached * shape.bytes);
+    if (cached == experts.size()) continue;
+    Warn(Text("layer {}: {} delta records found no place in pinned memory", entry.layer,
+              entry.pinned_experts - done - cached));
+    break;
+  }
   return {};
 }
 

@@ -116,6 +116,7 @@ class Engine {
   Result<void> StartBuilds();
   Result<void> BootBases();
   Result<void> PinDelta();
+  Result<void> PinLayer(const PlanEntry& entry, uint64_t* read_bytes);
   size_t SegmentEnd(size_t begin) const;
   Result<void> BootSegment(size_t begin, size_t end);
   Result<void> RunSession(size_t begin, size_t end);

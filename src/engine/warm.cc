@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "base/format_text.h"
+#include "base/log.h"
 #include "base/topology.h"
 #include "base/units.h"
 
@@ -15,7 +16,7 @@ constexpr uint64_t kPieceBytes = 4 * kMiB;
 
 struct Piece {
   File* file;
-  Mapping* mapping;  // of the whole file
+  Mapping* mapping;  // of the whole file; null: read instead
   uint64_t offset;
   uint64_t bytes;
 };
@@ -49,7 +50,11 @@ Result<void> OpenedFiles::Add(const Generation& of_rank, uint32_t layer, Encodin
   HP_ASSIGN(std::unique_ptr<File> file,
             of_rank.env().Open(of_rank.LayerPath(layer, encoding), OpenMode::kRead));
   const uint64_t bytes = probe.layout.file_bytes;
-  HP_ASSIGN(std::unique_ptr<Mapping> mapping, file->Map(0, bytes));
+  Result<std::unique_ptr<Mapping>> mapped = file->Map(0, bytes);
+  if (!mapped)
+    Log(LogLevel::kInfo, "cannot map {}: reading it instead ({})", file->path(),
+        mapped.error().what());
+  std::unique_ptr<Mapping> mapping = mapped ? *std::move(mapped) : nullptr;
   for (uint64_t offset = 0; offset < bytes; offset += kPieceBytes)
     pieces.push_back({file.get(), mapping.get(), offset, std::min(kPieceBytes, bytes - offset)});
   report.bytes += bytes;
@@ -93,7 +98,12 @@ Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& t
     const Piece& piece = pieces[index];
     const size_t ahead = index + 4 * pool.worker_count();
     if (ahead < pieces.size()) pieces[ahead].file->WillNeed(pieces[ahead].offset, kPieceBytes);
-    HP_TRY(piece.mapping->Populate(piece.offset, piece.bytes));
+    if (piece.mapping != nullptr) {
+      HP_TRY(piece.mapping->Populate(piece.offset, piece.bytes));
+    } else {
+      std::vector<std::byte> buffer(piece.bytes);
+      HP_TRY(ReadFully(*piece.file, piece.offset, buffer));
+    }
     if (progress != nullptr) progress->Add(piece.bytes);
     return {};
   }));

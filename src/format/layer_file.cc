@@ -458,7 +458,8 @@ class HeaderDecoder {
     layout_.chunk_count = chunk_count;
     layout_.data_bytes = end - data_offset;
     PlaceRegions(layout_);
-    const uint64_t shift = layout_.data_offset - plan_.data_offset;  // a longer table; may be 0
+    const uint64_t shift =
+        layout_.data_offset - plan_.data_offset;  // a longer table, another alignment; may be 0
     for (size_t i = 0; i < plan_.sections.size(); ++i) {
       Section& planned = plan_.sections[i];
       planned.offset += shift;

@@ -32,7 +32,8 @@ inline constexpr uint32_t kAlignBytes = 4096;
 // them, then fall into the page cache's and the page table's 2 MiB units. Mapped, such a region is
 // read at twice the speed (44 against 20 GB/s on two cores of a virtual machine).
 inline constexpr uint64_t kHugeAlignBytes = 2 * 1024 * 1024;
-inline constexpr uint64_t kHugeDataBytes = 64 * 1024 * 1024;  // so that at most 3% are padding
+inline constexpr uint64_t kHugeDataBytes =
+    64 * 1024 * 1024;  // so that 1/32 of it is padding at most
 inline constexpr uint32_t kChunkBytes = 256 * 1024;
 inline constexpr uint32_t kSectionCountMax = 32;
 static_assert(kChunkBytes % kAlignBytes == 0);

@@ -60,7 +60,7 @@ inline LayerLayout WithOptionalSection(LayerLayout layout, const std::string& ro
                         (padded_bytes == added_bytes ? 0 : 1);
   layout.data_bytes += padded_bytes;
   layout.table_bytes = (layout.chunk_count * 8 + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
-  const uint64_t align = layout.data_bytes >= (uint64_t{64} << 20) ? uint64_t{2} << 20 : 4096;
+  const uint64_t align = layout.data_bytes >= kHugeDataBytes ? kHugeAlignBytes : kAlignBytes;
   layout.data_offset = (kHeaderBytes + layout.table_bytes + align - 1) / align * align;
   layout.file_bytes = layout.data_offset + layout.data_bytes;
   for (Section& section : layout.sections) section.offset += layout.data_offset - old_data_offset;

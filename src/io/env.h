@@ -42,6 +42,11 @@ enum class OpenMode : uint8_t {
   kCreate,      // new file, read and write; fails with EEXIST when there is one
 };
 
+struct DroppedRange {
+  uint64_t begin;  // in the mapping
+  uint64_t end;
+};
+
 // A read-only shared mapping of a file range. Unmapped on destruction.
 class Mapping {
  public:
@@ -52,8 +57,10 @@ class Mapping {
   // truncation (kSystem, kData) instead of raising a signal later.
   virtual Result<void> Populate(uint64_t offset, uint64_t bytes) = 0;
   // Unmaps the pages around the range and drops them from the page cache, as far as nobody else
-  // maps them: the next Populate reads them from the disk. Failures are ignored by design.
-  virtual void Drop(uint64_t offset, uint64_t bytes) = 0;
+  // maps them: the next Populate reads them from the disk. Returns what was dropped, which is more
+  // where pages are huge: what was verified of it must be verified again. Failures are ignored by
+  // design.
+  virtual DroppedRange Drop(uint64_t offset, uint64_t bytes) = 0;
 };
 
 class File {
@@ -68,7 +75,8 @@ class File {
   virtual Result<void> Allocate(uint64_t bytes) = 0;
   virtual Result<FileStat> Stat() = 0;
   virtual Result<std::unique_ptr<Mapping>> Map(uint64_t offset, uint64_t bytes) = 0;
-  // Page-cache advice for a range (bytes 0: to the end); failures are ignored by design.
+  // Page-cache advice for a range (bytes 0: to the end); failures are ignored by design. WillNeed
+  // does nothing where the kernel reads faster without being told.
   virtual void WillNeed(uint64_t offset, uint64_t bytes) = 0;
   virtual void DropCache(uint64_t offset, uint64_t bytes) = 0;
   // Off: from now on reads bring into the page cache what they ask for and nothing after it, page

@@ -218,9 +218,9 @@ class FaultEnv::FaultMapping final : public Mapping {
     return state_->End(verdict, base_->Populate(offset, bytes));
   }
 
-  void Drop(uint64_t offset, uint64_t bytes) override {
+  DroppedRange Drop(uint64_t offset, uint64_t bytes) override {
     state_->LogAdvice(MakeOperation(OperationKind::kDropCache, path_, offset_ + offset, bytes));
-    base_->Drop(offset, bytes);
+    return base_->Drop(offset, bytes);
   }
 
  private:

@@ -196,9 +196,10 @@ class MemEnv::MemMapping final : public Mapping {
     return {};
   }
 
-  void Drop(uint64_t offset, uint64_t bytes) override {
+  DroppedRange Drop(uint64_t offset, uint64_t bytes) override {
     const std::lock_guard lock(state_->mutex);
     node_->SetCached(offset_ + offset, bytes, false);
+    return {offset, offset + bytes};
   }
 
  private:

@@ -1,9 +1,11 @@
 // PosixEnv: the process's real file system.
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
@@ -149,17 +151,16 @@ class PosixMapping final : public Mapping {
                     .At(begin));
   }
 
-  void Drop(uint64_t offset, uint64_t bytes) override {
+  DroppedRange Drop(uint64_t offset, uint64_t bytes) override {
     // A large folio is dropped whole or not at all.
-    constexpr uint64_t kHugePageBytes = 2 * kMiB;
     const uint64_t begin = (offset_ + offset) / kHugePageBytes * kHugePageBytes;
     const uint64_t end = RoundUp(offset_ + offset + bytes, kHugePageBytes);
-    const uint64_t mapped_begin = std::max(begin, offset_ - lead_bytes_);
-    const uint64_t mapped_end = std::min(end, offset_ + bytes_);
-    std::byte* const first = address_ + (mapped_begin - (offset_ - lead_bytes_));
-    (void)madvise(first, mapped_end - mapped_begin, MADV_DONTNEED);
+    const uint64_t first = std::max(begin, offset_ - lead_bytes_);
+    const uint64_t last = std::min(end, offset_ + bytes_);
+    (void)madvise(address_ + (first - (offset_ - lead_bytes_)), last - first, MADV_DONTNEED);
     (void)posix_fadvise(descriptor_->get(), static_cast<off_t>(begin),
                         static_cast<off_t>(end - begin), POSIX_FADV_DONTNEED);
+    return {std::max(first, offset_) - offset_, last - offset_};
   }
 
  private:
@@ -204,20 +205,27 @@ Result<uint64_t> CountByMincore(int fd, const std::string& path, uint64_t begin,
   return cached;
 }
 
-// Since Linux 6.16 all of ext4, XFS and btrfs fill the page cache with large folios, both where
-// reads run ahead and where mappings advised to huge pages are populated. WILLNEED fills it with
-// single pages: from the same disk 1.0 GB/s instead of 2.6, and the next boot maps these pages at
-// 11 GB/s instead of hundreds. Older kernels have single pages anyway, and without the hint too few
+// Since Linux 6.16 ext4, XFS and btrfs all fill the page cache with large folios, both where reads
+// run ahead and where mappings advised to huge pages are populated. WILLNEED fills it with single
+// pages: from the same disk 1.0 GB/s instead of 2.6, and the next boot maps these pages at 11 GB/s
+// instead of hundreds. Older kernels have single pages anyway, and without the hint too few
 // requests at the disk.
-bool ReadsLargeFolios() {
-  static const bool large = [] {
+bool KernelHasLargeFolios() {
+  static const bool has = [] {
     utsname name{};
     unsigned major = 0;
     unsigned minor = 0;
     if (uname(&name) != 0 || std::sscanf(name.release, "%u.%u", &major, &minor) != 2) return false;
     return major > 6 || (major == 6 && minor >= 16);
   }();
-  return large;
+  return has;
+}
+
+bool ReadsLargeFolios(int fd) {
+  struct statfs stat;
+  if (!KernelHasLargeFolios() || fstatfs(fd, &stat) != 0) return false;
+  const auto type = static_cast<uint64_t>(stat.f_type);
+  return type == EXT4_SUPER_MAGIC || type == XFS_SUPER_MAGIC || type == BTRFS_SUPER_MAGIC;
 }
 
 class PosixFile final : public File {
@@ -272,7 +280,7 @@ class PosixFile final : public File {
   }
 
   void WillNeed(uint64_t offset, uint64_t bytes) override {
-    if (ReadsLargeFolios()) return;
+    if (ReadsLargeFolios(fd())) return;
     (void)posix_fadvise(fd(), static_cast<off_t>(offset), static_cast<off_t>(bytes),
                         POSIX_FADV_WILLNEED);
   }

@@ -23,8 +23,10 @@ Result<void> RemoveUnderLock(Env& env, const std::string& directory) {
     const std::string path = JoinPath(directory, name);
     HP_ASSIGN(const FileStat stat, env.Stat(path));
     if (stat.type != FileType::kRegular) continue;  // nothing that we make
-    HP_TRY(env.Remove(path));
-    Log(LogLevel::kInfo, "removed {}, left by a process that was cut short", path);
+    // Where it cannot be removed (a read-only store) it does no harm.
+    const Result<void> removed = env.Remove(path);
+    Log(LogLevel::kInfo, "{} {}, left by a process that was cut short",
+        removed ? "removed" : "cannot remove", path);
   }
   return {};
 }
@@ -32,7 +34,7 @@ Result<void> RemoveUnderLock(Env& env, const std::string& directory) {
 }  // namespace
 
 Result<void> PublishGenerationFile(Env& env, const std::string& directory, const std::string& name,
-                                   std::span<const std::byte> content, bool replace) {
+                                   std::span<const std::byte> content, ExistingFile existing) {
   Result<std::unique_ptr<FileLock>> lock =
       WaitForLock(env, LockPath(directory), LockKind::kExclusive,
                   "another process that is writing " + name, nullptr);
@@ -42,7 +44,7 @@ Result<void> PublishGenerationFile(Env& env, const std::string& directory, const
     return Fail(std::move(lock).error());
   }
   const std::string path = JoinPath(directory, name);
-  if (!replace) {
+  if (existing == ExistingFile::kKeep) {
     HP_ASSIGN(const FileStat stat, env.Stat(path));
     if (stat.type != FileType::kInvalid) return {};
   }

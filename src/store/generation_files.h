@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -12,10 +13,12 @@
 
 namespace hotplane {
 
-// Publishes `name` in the generation's directory. `replace` false: a file that is there stays.
-// Where the file system has no locks, several processes may publish at once: the last one's stays.
+enum class ExistingFile : uint8_t { kInvalid = 0, kKeep, kReplace };
+
+// Publishes `name` in the generation's directory, or leaves the file that is there. Where the file
+// system has no locks, several processes may publish at once: the last one's stays.
 Result<void> PublishGenerationFile(Env& env, const std::string& directory, const std::string& name,
-                                   std::span<const std::byte> content, bool replace);
+                                   std::span<const std::byte> content, ExistingFile existing);
 
 // Removes temporaries of these files that nobody is writing. Waits for nobody; where locks are
 // refused it leaves everything.

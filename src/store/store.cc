@@ -198,7 +198,7 @@ Result<Generation> Store::TryCreateGeneration(Env& env, const std::string& direc
   HP_ASSIGN(const FileStat stat, env.Stat(file));
   if (stat.type == FileType::kInvalid)
     HP_TRY(PublishGenerationFile(env, path, kManifestName, std::as_bytes(std::span(text)),
-                                 /*replace=*/false));
+                                 ExistingFile::kKeep));
   HP_ASSIGN(Generation generation, LoadGeneration(env, path, id, std::move(lock)));
   if (generation.manifest_digest() == Digest(text)) return generation;
   HP_TRY(CheckSameLayers(generation.manifest(), manifest, file));

@@ -129,6 +129,28 @@ class Verifier {
     return false;
   }
 
+  // Between table and data there is nothing, and nobody but this looks.
+  Result<void> CheckPadding(const LayerFile& file, const LayerName& name) {
+    const uint64_t begin = kHeaderBytes + file.layout().table_bytes;
+    std::vector<std::byte> padding(file.layout().data_offset - begin);
+    const std::string& path = file.file().path();
+    if (const Result<void> read = ReadFully(file.file(), begin, padding); !read) {
+      Report(path, name, std::nullopt, read.error());
+      return {};
+    }
+    const auto bad =
+        std::ranges::find_if(padding, [](std::byte byte) { return byte != std::byte{0}; });
+    if (bad == padding.end()) return {};
+    Report(path, name, std::nullopt,
+           Status::Data("the padding before the data is not zero")
+               .File(path)
+               .At(begin + static_cast<uint64_t>(bad - padding.begin()))
+               .Expected("0")
+               .Found(Text("{}", std::to_integer<unsigned>(*bad)))
+               .Advice("nothing reads it, but something has written there: look after this disk"));
+    return {};
+  }
+
   Result<void> CheckLayerFile(const LayerName& name) {
     if (!CheckRank(name)) return {};
     const Generation ranked = generation_.ForRank(name.rank.value_or(0));
@@ -138,6 +160,7 @@ class Verifier {
       return {};
     }
     file->file().SetReadAhead(true);
+    HP_TRY(CheckPadding(*file, name));
     Advance(file->bytes_metadata(), 0);
     const std::vector<ChunkRun> runs = GroupChunks(file->chunks());
     HP_TRY(GrowBuffers(std::ranges::max(runs, {}, &ChunkRun::bytes).bytes));

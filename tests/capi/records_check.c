@@ -136,17 +136,25 @@ int main(int argc, char** argv) {
   hotplane_record* kept;
   hotplane_record_view view;
   uint32_t layer;
+  const char* plan;
   int booted;
 
   if (argc != 3) return 2;
   exported_directory = argv[2];
   hotplane_boot_options_init(&options);
-  options.delta_cache_bytes = 4 << 20;
+  options.want_delta = 1;
+  options.pin_delta_bytes = 4 << 20;
+  options.cache = HOTPLANE_CACHE_KEEP;
+  options.base_residency = HOTPLANE_RESIDENCY_DEVICE;
   must(hotplane_open(argv[1], &options, &engine), "open");
   hotplane_store_init(&store);
   must(hotplane_describe(engine, &store), "describe");
   if (strlen(store.generation) != 32 || store.layer_count != 4) die("describe: another model");
   if (hotplane_layer_count(engine) != 0) die("a store that was only opened has layers");
+
+  must(hotplane_plan_json(engine, &plan), "plan_json");
+  if (strstr(plan, "\"bytes_pinned\": 0,") != NULL || strstr(plan, "\"build\"") != NULL)
+    die("plan_json: nothing to pin, or something to build");
 
   /* Records are the same before, while and after a boot. */
   for (booted = 0; booted < 2; ++booted) {
