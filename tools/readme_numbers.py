@@ -28,12 +28,12 @@ def row(what, reached, limit_name, limit, share=None):
 
 
 def quantize_rows(figures):
-    """One row per instruction set and source."""
+    """One row per vector instruction set and source; the scalar ones are the reference."""
     memcpy = [entry for entry in figures["rows"] if entry["variant"] == "libc"]
     limit = max(entry["gigabytes_per_second"] for entry in memcpy)
     return [row(f"{entry['case']}, checksums included, one core, {entry['variant']}",
                 entry["gigabytes_per_second"], "memcpy", limit)
-            for entry in figures["rows"] if entry["variant"] != "libc"]
+            for entry in figures["rows"] if entry["variant"] not in ("libc", "scalar")]
 
 
 def boot_rows(boot):
