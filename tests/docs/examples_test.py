@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""examples_test.py COMPILER HOTPLANE ROOT: the C++ blocks of the documents compile, the
-commands they show exist, and the README's figures are those of bench/results."""
+"""examples_test.py COMPILER HOTPLANE ROOT: the C++ blocks of the documents compile, the commands
+they show exist, inspect prints what they say, and the README's figures are those of
+bench/results."""
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ def cpp_blocks(path):
 
 
 def main():
-    compiler, hotplane, root = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    compiler, hotplane, root = sys.argv[1], Path(sys.argv[2]).resolve(), Path(sys.argv[3])
     documents = [root / "README.md", root / "HACKING.md", *sorted((root / "docs").rglob("*.md"))]
     failures = []
     blocks = 0
@@ -32,6 +33,10 @@ def main():
             done = subprocess.run([hotplane, name, "--help"], capture_output=True, check=False)
             if done.returncode != 0:
                 failures.append(f"{path}: there is no command `hotplane {name}`")
+    bundled = subprocess.run([hotplane, "inspect", "tinymoe-mxfp4"], cwd=root / "models",
+                             capture_output=True, text=True, check=False).stdout
+    if not bundled or bundled not in (root / "docs/checkpoints.md").read_text():
+        failures.append(f"docs/checkpoints.md: inspect prints\n{bundled}")
     if blocks == 0:
         failures.append("no C++ block was found: the documents or this test have changed")
     figures = subprocess.run([sys.executable, root / "tools/readme_numbers.py", "--check"],
