@@ -43,7 +43,8 @@ def main():
     arguments = parser.parse_args()
     smoke = ["--smoke"] if arguments.smoke else []
     result = {"machine": machine(), "commit": commit(), "date": str(date.today()),
-              "command": " ".join(["scripts/bench", *sys.argv[1:]]), "commands": {}, "figures": {}}
+              "command": " ".join(["scripts/bench", *(os.path.relpath(word) if word.startswith("/")
+                                                        else word for word in sys.argv[1:])]), "commands": {}, "figures": {}}
     with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.folder) as folder:
         warm_layers = ["--layers", str(arguments.warm_layers)] if arguments.warm_layers else []
         steps = {
