@@ -42,9 +42,9 @@ def main():
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     smoke = ["--smoke"] if arguments.smoke else []
+    words = [os.path.relpath(word) if word.startswith("/") else word for word in sys.argv[1:]]
     result = {"machine": machine(), "commit": commit(), "date": str(date.today()),
-              "command": " ".join(["scripts/bench", *(os.path.relpath(word) if word.startswith("/")
-                                                        else word for word in sys.argv[1:])]), "commands": {}, "figures": {}}
+              "command": " ".join(["scripts/bench", *words]), "commands": {}, "figures": {}}
     with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.folder) as folder:
         warm_layers = ["--layers", str(arguments.warm_layers)] if arguments.warm_layers else []
         steps = {
