@@ -196,10 +196,18 @@ class MemEnv::MemMapping final : public Mapping {
     return {};
   }
 
+  // As the kernel does it: in whole huge pages, which are then what the disk has.
   DroppedRange Drop(uint64_t offset, uint64_t bytes) override {
     const std::lock_guard lock(state_->mutex);
-    node_->SetCached(offset_ + offset, bytes, false);
-    return {offset, offset + bytes};
+    const uint64_t begin = (offset_ + offset) / kHugePageBytes * kHugePageBytes;
+    const uint64_t end = RoundUp(offset_ + offset + bytes, kHugePageBytes);
+    const uint64_t first = std::max(begin, offset_);
+    const uint64_t last = std::min({end, offset_ + copy_.size(), uint64_t{node_->content.size()}});
+    node_->SetCached(first, last - first, false);
+    const auto from = node_->content.begin() + static_cast<std::ptrdiff_t>(first);
+    std::copy(from, from + static_cast<std::ptrdiff_t>(last - first),
+              copy_.begin() + static_cast<std::ptrdiff_t>(first - offset_));
+    return {first - offset_, last - offset_};
   }
 
  private:
@@ -207,7 +215,7 @@ class MemEnv::MemMapping final : public Mapping {
   const std::shared_ptr<Node> node_;
   const std::string path_;
   const uint64_t offset_;
-  const Content copy_;
+  Content copy_;  // as it was mapped: what the page cache has
   const uint64_t crash_count_;
 };
 
