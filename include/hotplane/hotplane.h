@@ -90,15 +90,14 @@ typedef void (*hotplane_log_callback)(void* user, hotplane_log_level level, cons
  * time. */
 HOTPLANE_API void hotplane_set_log(hotplane_log_callback callback, void* user);
 
-/* The base tier of one booted layer; of a sharded store one rank's slice of it, and I below is the
- * rank's share of the model's intermediate size. Pointers are read-only, 64-byte aligned or better,
- * and valid until hotplane_close, after a failed boot too. All E experts of a part are contiguous:
- *   planes13 [E, 2I*H/4]   2-bit codes of gate (rows 0..I-1) and up (rows I..2I-1)
- *   sc13     [E, 2I*H/32]  their e8m0 block scales
- *   planes2  [E, H*I/4]    2-bit codes of down
- *   sc2      [E, H*I/32]   their scales
- * in the plane order of docs/format/planes.md. X_bytes covers all experts; expert e of part X
- * begins at X + e * X_stride; part X begins X_offset bytes after `planes13`. */
+/* The base tier of one booted layer, in host or device memory (see `device`); of a sharded store
+ * one rank's slice of it, and I below is the rank's share of the model's intermediate size.
+ * Pointers are read-only, 64-byte aligned or better, and valid until hotplane_close, after a failed
+ * boot too. All E experts of a part are contiguous: planes13 [E, 2I*H/4]   2-bit codes of gate
+ * (rows 0..I-1) and up (rows I..2I-1) sc13     [E, 2I*H/32]  their e8m0 block scales planes2  [E,
+ * H*I/4]    2-bit codes of down sc2      [E, H*I/32]   their scales in the plane order of
+ * docs/format/planes.md. X_bytes covers all experts; expert e of part X begins at X + e * X_stride;
+ * part X begins X_offset bytes after `planes13`. */
 typedef struct hotplane_layer {
   size_t struct_bytes;
   uint32_t ordinal;     /* over MoE layers, MTP layers last */
@@ -121,6 +120,10 @@ typedef struct hotplane_layer {
   size_t sc13_offset;
   size_t planes2_offset;
   size_t sc2_offset;
+  /* -1: the pointers are host memory. N: they are device memory of CUDA device N (CUdeviceptr), for
+   * kernels and copies only; the host must not read through them. All bytes are there when the
+   * layer is published: no stream needs to wait. */
+  int device;
 } hotplane_layer;
 HOTPLANE_API void hotplane_layer_init(hotplane_layer* layer);
 
@@ -182,6 +185,7 @@ typedef struct hotplane_boot_options {
    * left in the environment, where their world is the store's. An unsharded store has rank 0. */
   int32_t rank;
   uint32_t world; /* number of ranks that the store must have been built for; 0 (default): any */
+  const char* device; /* "cpu", "cuda" or "cuda:N": where the base lands; NULL: "cpu" */
 } hotplane_boot_options;
 HOTPLANE_API void hotplane_boot_options_init(hotplane_boot_options* options);
 
@@ -199,8 +203,8 @@ HOTPLANE_API hotplane_code hotplane_open(const char* store, const hotplane_boot_
 HOTPLANE_API hotplane_code hotplane_plan_json(hotplane_engine* engine, const char** json);
 
 /* Begins to boot in the background: builds what is missing where there is a checkpoint, lands the
- * base tier, pins delta records as asked for. Once per engine. Failures of the boot are told by
- * hotplane_wait and hotplane_wait_layer. */
+ * base tier on the device, pins delta records as asked for. Once per engine. Failures of the boot
+ * are told by hotplane_wait and hotplane_wait_layer. */
 HOTPLANE_API hotplane_code hotplane_start(hotplane_engine* engine);
 /* Until the boot has ended: its result, the same at every call. The layers that were published
  * before a failure, and records, stay usable. HOTPLANE_USAGE when none was started. */

@@ -98,6 +98,7 @@ struct BootSession::State {
   std::vector<std::unique_ptr<Layer>> layers;
   std::vector<ChunkRun> runs;  // in file order, layer by layer
   HugeBuffer arena;
+  std::unique_ptr<DeviceArena> device_arena;
   bool bypass_cache = false;
   const LayerReady* on_layer_ready = nullptr;
 
@@ -111,7 +112,10 @@ struct BootSession::State {
   Result<void> OpenLayers(const std::vector<uint32_t>& ordinals);
   Result<void> CheckMemory() const;
   Result<void> MapLayers();
+  // Landing on a device with its own memory.
+  bool OnDevice() const { return options.device != nullptr && !options.map; }
   Result<void> AllocateArena();
+  Result<std::byte*> AllocateMemory(uint64_t region_bytes);
   bool ChooseBypass() const;
   void ListRuns();
   std::vector<Extent> ListExtents() const;
@@ -183,14 +187,21 @@ Result<void> BootSession::State::OpenLayers(const std::vector<uint32_t>& ordinal
 Result<void> BootSession::State::CheckMemory() const {
   if (options.map) return {};
   const MemoryLimit machine = ReadMemoryLimit();
-  const uint64_t limit =
-      options.memory_limit_bytes != 0 ? options.memory_limit_bytes : machine.available_bytes;
+  uint64_t limit = options.memory_limit_bytes;
+  if (limit == 0 && OnDevice()) {
+    HP_ASSIGN(const DeviceMemory memory, options.device->Memory());
+    limit = memory.free_bytes;
+  } else if (limit == 0) {
+    limit = machine.available_bytes;
+  }
   if (report.bytes_needed <= limit) return {};
+  const std::string where = OnDevice()            ? " on " + options.device->name()
+                            : machine.from_cgroup ? std::string(" (cgroup limit)")
+                                                  : std::string();
   return Fail(
       Status::Capacity("the planes do not fit in memory; nothing was read")
           .Expected(Text("{} for {} layers", FormatBytes(report.bytes_needed), report.layers_total))
-          .Found(Text("{} available{}", FormatBytes(limit),
-                      machine.from_cgroup ? " (cgroup limit)" : ""))
+          .Found(Text("{} available{}", FormatBytes(limit), where))
           .Advice("--map serves them from the page cache; or boot fewer --layers"));
 }
 
@@ -215,15 +226,39 @@ Result<void> BootSession::State::MapLayers() {
   return {};
 }
 
+Result<std::byte*> BootSession::State::AllocateMemory(uint64_t region_bytes) {
+  if (!OnDevice()) {
+    HP_ASSIGN(arena, HugeBuffer::Allocate(region_bytes));
+    return arena.data();
+  }
+  // Of the layers' places in the arena, what this boot lands.
+  std::vector<ByteRange> wanted;
+  uint64_t layer_begin = 0;
+  size_t run = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const std::vector<Chunk>& chunks = layers[l]->file.chunks();
+    const LayerLayout& layout = layers[l]->file.layout();
+    for (; run < runs.size() && runs[run].layer == l; ++run) {
+      const Chunk& first = chunks[runs[run].first_chunk];
+      const Chunk& last = chunks[runs[run].end_chunk - 1];
+      wanted.push_back({layer_begin + (first.offset - layout.data_offset),
+                        last.offset + last.bytes - first.offset});
+    }
+    layer_begin += layout.data_bytes;
+  }
+  const TraceSpan span("allocate", kNoLayer, report.bytes_needed);
+  HP_ASSIGN(device_arena, options.device->Allocate(region_bytes, wanted));
+  return device_arena->data();
+}
+
 Result<void> BootSession::State::AllocateArena() {
   if (options.map) return {};
   uint64_t region_bytes = 0;
   for (const auto& layer : layers) region_bytes += layer->file.layout().data_bytes;
-  HP_ASSIGN(arena, HugeBuffer::Allocate(region_bytes));
-  uint64_t offset = 0;
+  HP_ASSIGN(std::byte * landed, AllocateMemory(region_bytes));
   for (auto& layer : layers) {
-    layer->landed = arena.data() + offset;
-    offset += layer->file.layout().data_bytes;
+    layer->landed = landed;
+    landed += layer->file.layout().data_bytes;
   }
   return {};
 }
@@ -233,8 +268,9 @@ bool BootSession::State::ChooseBypass() const {
   if (options.map || options.cache == CacheMode::kKeep) return false;
   if (options.cache == CacheMode::kBypass) return true;
   const MemoryLimit machine = ReadMemoryLimit();
-  // The landed layers and their files, and a sixteenth for everybody else's changes of mind.
-  const uint64_t wanted = 2 * report.bytes_needed;
+  // The files, the landed layers unless they are on a device, and a sixteenth for everybody else's
+  // changes of mind.
+  const uint64_t wanted = (OnDevice() ? 1 : 2) * report.bytes_needed;
   const uint64_t room = machine.available_bytes - machine.available_bytes / 16;
   return wanted > room;
 }
@@ -296,7 +332,12 @@ Result<void> BootSession::State::Execute() {
   executor_options.progress = options.progress;
   executor_options.verify = options.verify;
   executor_options.bypass_cache = bypass_cache;
-  executor_options.fresh_destinations = !options.map;
+  executor_options.fresh_destinations = !options.map && !OnDevice();
+  std::unique_ptr<LandingDevice> landing;
+  if (OnDevice()) {
+    HP_ASSIGN(landing, options.device->BeginLanding());
+    executor_options.device = landing.get();
+  }
   Executor executor(
       executor_options, ListExtents(),
       {[this](size_t index) { PublishReady(index); },
@@ -392,6 +433,7 @@ BootedLayer BootSession::State::Describe(const Layer& layer) const {
   out.model_index = layout.model_index;
   const ExpertRange experts = ExpertsOf(layout);
   out.first_expert = experts.begin;
+  if (OnDevice()) out.device = options.device->ordinal();
   out.geometry = layout.geometry;
   out.geometry.experts = experts.end - experts.begin;
   out.planes13 = Part(layout, "planes13", data, experts);

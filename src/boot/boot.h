@@ -16,6 +16,7 @@
 #include "base/worker_pool.h"
 #include "boot/executor.h"
 #include "boot/layer_selection.h"
+#include "device/device.h"
 #include "store/store.h"
 
 namespace hotplane {
@@ -28,9 +29,13 @@ struct BootOptions {
   bool verify = true;
   CacheMode cache = CacheMode::kAuto;
   WorkerPool* pool = nullptr;  // REQUIRED
+  // Where layers land, unless `map`; outlives the session, one session at a time. Null: memory of
+  // the host.
+  Device* device = nullptr;
   const CancelToken* cancel = nullptr;
   Progress* progress = nullptr;
-  // Memory that landing may take; 0: what the machine, or the cgroup, has available.
+  // Memory that landing may take; 0: what the device, or else the machine or the cgroup, has
+  // available.
   uint64_t memory_limit_bytes = 0;
 };
 
@@ -40,6 +45,9 @@ struct BootedLayer {
   uint32_t model_index = 0;
   uint32_t first_expert = 0;
   LayerGeometry geometry;  // its experts are those that were booted
+  // -1: the parts are host memory. Else they are memory of this CUDA device, which the host cannot
+  // read.
+  int device = -1;
   std::span<const std::byte> planes13, sc13, planes2, sc2;
 };
 
@@ -67,13 +75,18 @@ struct BootReport {
   double seconds_allocate = 0;  // memory reserved, and given to what landed from the page cache
   double seconds_land = 0;      // read, verify, publish
   double seconds_pin = 0;       // delta records read into pinned memory
+  std::string device = "cpu";   // or its name
+  double seconds_device = 0;    // to open it: in no other figure
+  double seconds_device_context = 0;  // of it
+  double seconds_device_ring = 0;     // of it, after the context
+  uint64_t bytes_ring = 0;            // pinned for it
   std::vector<LayerSource> sources;
   std::string read_path;  // how cold layers were read, and why so; empty: none was
   std::vector<std::string> warnings;
 };
 
-// Called in layer order, one call at a time, from a worker, the moment a layer's bytes are
-// verified. Must not call into the session.
+// Called in layer order, one call at a time, from a thread of the boot, the moment a layer's bytes
+// are at their place and verified. Must not call into the session.
 using LayerReady = std::function<void(const BootedLayer&)>;
 
 // One boot. The layers stay valid until it is destroyed, after a failed Run those that were

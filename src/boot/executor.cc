@@ -48,7 +48,7 @@ struct UnitPass {
       if (pass.found != nullptr) {
         pass.found[i] = CopyWithChecksum64(to, from, chunk.bytes);
       } else {
-        std::memcpy(to, from, chunk.bytes);
+        CopyPastCaches(to, from, chunk.bytes);
       }
     }
   }
@@ -130,7 +130,28 @@ std::optional<size_t> Executor::State::TakeFreshLocked() {
   return disk_units[next_fresh_unit++];
 }
 
-std::optional<Job> Executor::State::NextJob() {
+std::optional<Job> Executor::State::TakeWindowLocked() {
+  const uint64_t window_bytes = options.device->mapped_window_bytes();
+  const size_t begin = next_cache_unit;
+  uint64_t bytes = 0;
+  size_t end = begin;
+  for (; end < cache_units.size(); ++end) {
+    const Unit& unit = units[cache_units[end]];
+    const Extent& extent = extents[unit.extent];
+    if (extent.mapping == nullptr || !SettlesLater(extent)) break;
+    if (bytes + unit.bytes > window_bytes) break;
+    if (end > begin) {
+      const Unit& last = units[cache_units[end - 1]];
+      if (last.extent != unit.extent || last.offset + last.bytes != unit.offset) break;
+    }
+    bytes += unit.bytes;
+  }
+  if (end == begin) return std::nullopt;
+  next_cache_unit = end;
+  return Job{begin, false, end - begin};
+}
+
+std::optional<Job> Executor::State::NextJob(size_t worker) {
   std::unique_lock lock(mutex);
   while (true) {
     if (failure || units_done == units.size()) return std::nullopt;
@@ -142,6 +163,8 @@ std::optional<Job> Executor::State::NextJob() {
       return Job{*unit, false};
     }
     if (const std::optional<size_t> unit = TakeFreshLocked()) return Job{*unit, true};
+    if (worker < options.device->mapped_worker_count())
+      if (const std::optional<Job> window = TakeWindowLocked()) return window;
     if (next_cache_unit < cache_units.size()) return Job{cache_units[next_cache_unit++], false};
     wake.wait(lock);
   }
@@ -155,9 +178,10 @@ void Executor::State::Populate(const Unit& unit) const {
 }
 
 // Cut where the file offset is aligned, so that a unit can be read past the page cache: at the last
-// such place in kUnitBytes, else at the first one in kStagedBytesMax, else at kUnitBytes all the
-// same.
+// such place in the device's piece, else at the first one in kStagedBytesMax, else at the piece's
+// end all the same.
 void Executor::State::ListUnits(size_t extent) {
+  const uint64_t piece_bytes = options.device->piece_bytes();
   const std::span<const Chunk> chunks = extents[extent].chunks;
   for (size_t c = 0; c < chunks.size();) {
     Unit unit;
@@ -172,12 +196,12 @@ void Executor::State::ListUnits(size_t extent) {
     };
     for (size_t end = c; end < chunks.size();) {
       const uint64_t next_bytes = bytes + chunks[end].bytes;
-      if (bytes > 0 && next_bytes > (aligned ? kUnitBytes : kStagedBytesMax)) break;
+      if (bytes > 0 && next_bytes > (aligned ? piece_bytes : kStagedBytesMax)) break;
       bytes = next_bytes;
       ++end;
       const bool aligned_end = (unit.offset + bytes) % kPageBytes == 0 || end == chunks.size();
       aligned = aligned || aligned_end;
-      if (aligned_end || (!aligned && bytes <= kUnitBytes)) cut(end);
+      if (aligned_end || (!aligned && bytes <= piece_bytes)) cut(end);
     }
     HP_CHECK(unit.end_chunk > c);
     c = unit.end_chunk;
@@ -188,6 +212,7 @@ void Executor::State::ListUnits(size_t extent) {
 void Executor::State::Locate(size_t extent_index) {
   const Extent& extent = extents[extent_index];
   const size_t first_unit = units.size();
+  first_unit_of.push_back(first_unit);
   ListUnits(extent_index);
   units_left[extent_index] = units.size() - first_unit;
   // Where the system cannot tell, the disk path serves cached pages as well.
@@ -225,8 +250,11 @@ std::byte* Executor::State::Destination(const Unit& unit) const {
 
 Result<std::byte*> Executor::State::Stage(const Unit& unit) {
   std::byte* const destination = Destination(unit);
+  std::byte* staged = options.device->Stage(destination, unit.bytes);
+  if (staged != nullptr) return staged;
+  const TraceSpan span("wait", extents[unit.extent].trace_layer, 0, "ring");
   while (true) {
-    std::byte* const staged = options.device->Stage(destination, unit.bytes);
+    staged = options.device->Stage(destination, unit.bytes);
     if (staged != nullptr) return staged;
     if (options.cancel != nullptr) HP_TRY(options.cancel->Check());
     std::optional<size_t> landed;
@@ -278,7 +306,7 @@ Result<void> Executor::State::LandFromCache(Unit& unit, std::span<uint64_t> foun
     if (unit.path == UnitPath::kCached || !FaultGuardInstalled())
       HP_TRY(extent.mapping->Populate(offset, unit.bytes));
   }
-  const TraceSpan span("verify", extent.trace_layer, unit.bytes);
+  const TraceSpan span(pass.found != nullptr ? "verify" : "copy", extent.trace_layer, unit.bytes);
   pass.source = extent.mapping->bytes().data() + offset;
   pass.destination = unit.staged;
   if (pass.destination == nullptr && pass.found == nullptr) return {};
@@ -310,7 +338,8 @@ Result<void> Executor::State::WorkOn(size_t unit_index) {
   Unit& unit = units[unit_index];
   const Extent& extent = extents[unit.extent];
   if (options.cancel != nullptr) HP_TRY(options.cancel->Check());
-  std::vector<uint64_t> found(options.verify ? unit.end_chunk - unit.first_chunk : 0);
+  const bool hashes = options.verify && !SettlesLater(extent);
+  std::vector<uint64_t> found(hashes ? unit.end_chunk - unit.first_chunk : 0);
   if (unit.path == UnitPath::kRead) {
     UnitPass pass{unit.staged, nullptr,
                   extent.chunks.subspan(unit.first_chunk, unit.end_chunk - unit.first_chunk),
@@ -323,12 +352,20 @@ Result<void> Executor::State::WorkOn(size_t unit_index) {
   HP_TRY(Verify(unit, found));
   if (unit.staged != nullptr)
     HP_TRY(options.device->Land(unit.staged, Destination(unit), unit.bytes));
+  return Account(unit);
+}
+
+Result<void> Executor::State::Account(const Unit& unit) {
+  const Extent& extent = extents[unit.extent];
   (unit.path == UnitPath::kCached ? bytes_from_cache : bytes_from_disk) += unit.bytes;
   if (options.progress != nullptr) options.progress->Add(unit.bytes);
-  if (units_left[unit.extent].fetch_sub(1) == 1) {
-    HP_TRY(options.device->Wait());
-    callbacks.done(unit.extent);
+  if (units_left[unit.extent].fetch_sub(1) > 1) return {};
+  if (SettlesLater(extent)) {
+    finisher->Add(unit.extent);
+    return {};
   }
+  HP_TRY(options.device->Wait());
+  callbacks.done(unit.extent);
   return {};
 }
 
@@ -351,6 +388,53 @@ void Executor::State::RunUnit(size_t unit_index) {
   }
   const std::lock_guard lock(mutex);
   if (++units_done == units.size()) wake.notify_all();
+}
+
+Result<bool> Executor::State::LandWindow(size_t first_place, size_t count) {
+  const Unit& first = units[cache_units[first_place]];
+  const Unit& last = units[cache_units[first_place + count - 1]];
+  const Extent& extent = extents[first.extent];
+  const uint64_t offset = first.offset - extent.offset;
+  const uint64_t bytes = last.offset + last.bytes - first.offset;
+  if (options.cancel != nullptr) HP_TRY(options.cancel->Check());
+  {
+    const TraceSpan span("read", extent.trace_layer, bytes, "page cache");
+    HP_TRY(extent.mapping->Populate(offset, bytes));
+  }
+  const TraceSpan span("register", extent.trace_layer, bytes);
+  return options.device->LandMapped(extent.mapping->bytes().subspan(offset, bytes),
+                                    Destination(first));
+}
+
+void Executor::State::RunWindow(size_t first_place, size_t count) {
+  const Result<bool> landed = LandWindow(first_place, count);
+  if (!landed) {
+    Fail(cache_units[first_place], landed.error());
+    return;
+  }
+  for (size_t place = first_place; place < first_place + count; ++place) {
+    const size_t unit = cache_units[place];
+    if (!*landed) {
+      RunUnit(unit);
+      continue;
+    }
+    if (Result<void> accounted = Account(units[unit]); !accounted) {
+      Fail(unit, std::move(accounted).error());
+      return;
+    }
+    const std::lock_guard lock(mutex);
+    if (++units_done == units.size()) wake.notify_all();
+  }
+}
+
+void Executor::State::Work(const Job& job) {
+  if (job.populate) {
+    Populate(units[job.unit]);
+  } else if (job.window_units > 0) {
+    RunWindow(job.unit, job.window_units);
+  } else {
+    RunUnit(job.unit);
+  }
 }
 
 Executor::Executor(const ExecutorOptions& options, std::vector<Extent> extents, Callbacks callbacks)
@@ -390,29 +474,30 @@ Result<void> Executor::Run() {
   State& state = *state_;
   DiskDriver driver(state);
   CacheFiller filler(state);
+  ExtentFinisher finisher(state);
+  if (state.options.device->verifies()) state.finisher = &finisher;
   std::thread disk;
   if (!state.disk_units.empty()) {
     HP_TRY(driver.Prepare());
     disk = std::thread([&driver] { driver.Run(); });
   }
   filler.Start();
+  if (state.finisher != nullptr) finisher.Start();
   // One long turn per worker: what there is to do comes from two places.
-  const Result<void> worked =
-      state.options.pool->ParallelFor(state.options.pool->worker_count(), [&](size_t, size_t) {
-        while (const std::optional<Job> job = state.NextJob()) {
-          if (job->populate) {
-            state.Populate(state.units[job->unit]);
-          } else {
-            state.RunUnit(job->unit);
-          }
-        }
+  const Result<void> worked = state.options.pool->ParallelFor(
+      state.options.pool->worker_count(), [&](size_t index, size_t) {
+        while (const std::optional<Job> job = state.NextJob(index)) state.Work(*job);
         return Result<void>();
       });
   if (disk.joinable()) disk.join();
   filler.Wait();
+  finisher.Finish();
+  state.finisher = nullptr;
   HP_TRY(worked);
-  if (state.failure) return Fail(*state.failure);
-  return {};
+  if (!state.failure) return {};
+  // What is in flight must not land where somebody else's bytes are by then.
+  (void)state.options.device->Wait();
+  return Fail(*state.failure);
 }
 
 }  // namespace hotplane

@@ -20,6 +20,7 @@
 #include "base/trace.h"
 #include "base/units.h"
 #include "base/worker_pool.h"
+#include "device/landing_device.h"
 #include "format/layer_file.h"
 #include "io/env.h"
 
@@ -30,25 +31,6 @@ enum class CacheMode : uint8_t {
   kAuto = 0,  // keep, when the files fit in memory beside everything else; else bypass
   kKeep,      // they go through the page cache, so that the next boot is warm
   kBypass,    // O_DIRECT; what is in the page cache already is still taken from there
-};
-
-// No staged piece is longer: usually 4 MiB, more where only then it ends on a page (two experts of
-// gpt-oss: 8 MiB), cut between pages where that is not enough.
-inline constexpr uint64_t kStagedBytesMax = 16 * kMiB;
-
-// Where landed bytes go. Called from several threads at once.
-class LandingDevice {
- public:
-  virtual ~LandingDevice() = default;
-  // Host memory to put `bytes` (at most kStagedBytesMax) for `destination` together in, aligned to
-  // 64 bytes, to 4 KiB where the destination is; null while none is free (the executor asks again).
-  // Every staged piece is landed, except after a failure.
-  virtual std::byte* Stage(std::byte* destination, uint64_t bytes) = 0;
-  // The staged bytes are verified: brings them to the destination. May return before they are
-  // there.
-  virtual Result<void> Land(std::byte* staged, std::byte* destination, uint64_t bytes) = 0;
-  // Returns when everything landed before this call is at its destination.
-  virtual Result<void> Wait() = 0;
 };
 
 // Destinations are ordinary memory: nothing is staged.
@@ -109,10 +91,10 @@ class Executor {
 
   struct Callbacks {
     // All of an extent is at its destination and verified. Called once per extent, in any order,
-    // from a worker; several may run at once.
+    // from a worker, or from a thread of the executor; several may run at once.
     std::function<void(size_t extent)> done;
     // A chunk has checksum `found`. Puts right what is in `staged` (empty for mapped extents), or
-    // returns the Status that ends the run.
+    // returns the Status that ends the run. Where the device verifies, `staged` holds nothing yet.
     std::function<Result<void>(size_t extent, size_t chunk, uint64_t found,
                                std::span<std::byte> staged)>
         repair;

@@ -14,9 +14,9 @@
 
 namespace hotplane {
 
-// What is landed and verified at a time: whole chunks, about this many bytes. Large enough that a
-// page-table populate call (about 20 us) is under 5% of it, small enough that the last one is soon
-// done.
+// What a CacheFiller brings in at a time, and what is landed at a time in ordinary memory. Large
+// enough that a page-table populate call (about 20 us) is under 5% of it, small enough that the
+// last one is soon done.
 inline constexpr uint64_t kUnitBytes = 4 * 1024 * 1024;
 // What the disk is asked for at a time. Smaller requests cost more of them per byte, larger ones
 // are cut by the block layer anyway.
@@ -54,8 +54,11 @@ inline constexpr size_t kFilledUnitsMax = 16;
 // What a worker does next.
 struct Job {
   size_t unit;
-  bool populate;  // gives its destination memory, no more
+  bool populate;            // gives its destination memory, no more
+  size_t window_units = 0;  // above 0: so many of cache_units, from place `unit`, as one window
 };
+
+class ExtentFinisher;
 
 struct Executor::State {
   ExecutorOptions options;
@@ -68,6 +71,8 @@ struct Executor::State {
   std::vector<size_t> disk_units;
   std::string disk_path;
   std::unique_ptr<std::atomic<uint64_t>[]> units_left;  // by extent
+  std::vector<size_t> first_unit_of;                    // by extent
+  ExtentFinisher* finisher = nullptr;  // of a device that verifies; null: workers finish extents
 
   std::atomic<uint64_t> bytes_from_cache{0};
   std::atomic<uint64_t> bytes_from_disk{0};
@@ -93,10 +98,21 @@ struct Executor::State {
   static Result<void> NothingThrown(const std::function<Result<void>()>& work);
   bool Failed();
   // Blocks until there is something to do; none: the run is over.
-  std::optional<Job> NextJob();
+  std::optional<Job> NextJob(size_t worker);
+  void Work(const Job& job);
+  // REQUIRES the mutex. Cached units in a row that the device takes without staging.
+  std::optional<Job> TakeWindowLocked();
+  void RunWindow(size_t first_place, size_t count);
+  // False: nothing was landed.
+  Result<bool> LandWindow(size_t first_place, size_t count);
   // REQUIRES the mutex. The next disk unit without memory, among those that are read soon.
   std::optional<size_t> TakeFreshLocked();
   void Populate(const Unit& unit) const;
+
+  // Whether the extent is verified where it lands, after it landed, by the finisher.
+  bool SettlesLater(const Extent& extent) const {
+    return finisher != nullptr && extent.destination != nullptr;
+  }
 
   void ListUnits(size_t extent);
   void Locate(size_t extent);
@@ -104,10 +120,35 @@ struct Executor::State {
   std::optional<size_t> TakeFrontLocked(std::deque<size_t>& queue);
   void RunUnit(size_t unit_index);
   Result<void> WorkOn(size_t unit_index);
+  // The unit is on its way to its destination, or there.
+  Result<void> Account(const Unit& unit);
   Result<void> LandFromCache(Unit& unit, std::span<uint64_t> found);
   Result<void> Verify(Unit& unit, std::span<const uint64_t> found);
   Result<std::byte*> Stage(const Unit& unit);
   std::byte* Destination(const Unit& unit) const;
+};
+
+// Finishes landed extents on a device that verifies, one after the other, so that no worker waits
+// for what is still in flight.
+class ExtentFinisher {
+ public:
+  explicit ExtentFinisher(Executor::State& state) : state_(state) {}
+  ~ExtentFinisher() { Finish(); }
+  void Start();
+  void Add(size_t extent);  // all of its units were landed
+  void Finish();            // returns when all that was added is finished, or the run has failed
+
+ private:
+  void Loop();
+  Result<void> Settle(size_t index);
+  Result<void> Repair(size_t index, const LandedMismatch& mismatch, const LandedCheck& check);
+
+  Executor::State& state_;
+  std::thread thread_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_;
+  std::deque<size_t> landed_;
+  bool over_ = false;
 };
 
 // Brings units into the page cache through their mappings, with a few threads: where the kernel has

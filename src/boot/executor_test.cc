@@ -398,6 +398,166 @@ TEST_F(ExecutorTest, ADeviceWithItsOwnMemoryGetsEverythingThroughItsRing) {
   }
 }
 
+// A GPU as the executor sees it: copies wait in a queue until somebody asks for them, and what
+// landed is hashed on the device alone.
+class SlowDevice final : public LandingDevice {
+ public:
+  SlowDevice(size_t slot_count, uint64_t piece_bytes)
+      : ring_(HugeBuffer::Allocate(slot_count * kStagedBytesMax).value()),
+        piece_bytes_(piece_bytes) {
+    for (size_t i = 0; i < slot_count; ++i) free_.push_back(ring_.data() + i * kStagedBytesMax);
+  }
+  std::byte* Stage(std::byte*, uint64_t bytes) override {
+    EXPECT_LE(bytes, kStagedBytesMax);
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) LandOldest();
+    if (free_.empty()) return nullptr;
+    std::byte* const slot = free_.back();
+    free_.pop_back();
+    return slot;
+  }
+  Result<void> Land(std::byte* staged, std::byte* destination, uint64_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back({staged, destination, bytes});
+    return {};
+  }
+  Result<void> Wait() override {
+    const std::lock_guard lock(mutex_);
+    while (!queue_.empty()) LandOldest();
+    return {};
+  }
+  uint64_t piece_bytes() const override { return piece_bytes_; }
+  bool verifies() const override { return true; }
+  Result<std::vector<LandedMismatch>> Settle(const std::byte* destination,
+                                             std::span<const LandedCheck> checks) override {
+    HP_TRY(Wait());
+    std::vector<LandedMismatch> mismatches;
+    for (size_t i = 0; i < checks.size(); ++i) {
+      uint64_t found = Checksum64({destination + checks[i].offset, checks[i].bytes});
+      if (broken_) ++found;
+      if (found != checks[i].checksum) mismatches.push_back({i, found});
+    }
+    return mismatches;
+  }
+  bool AllCameBack(size_t slot_count) const { return queue_.empty() && free_.size() == slot_count; }
+  void Break() { broken_ = true; }
+
+ private:
+  struct Copy {
+    std::byte* staged;
+    std::byte* destination;
+    uint64_t bytes;
+  };
+  // REQUIRES mutex_.
+  void LandOldest() {
+    if (queue_.empty()) return;
+    const Copy copy = queue_.front();
+    queue_.erase(queue_.begin());
+    std::copy(copy.staged, copy.staged + copy.bytes, copy.destination);
+    // What is read from the slot after this is not what landed.
+    std::fill(copy.staged, copy.staged + copy.bytes, std::byte{0xdd});
+    free_.push_back(copy.staged);
+  }
+
+  HugeBuffer ring_;
+  const uint64_t piece_bytes_;
+  bool broken_ = false;
+  std::mutex mutex_;
+  std::vector<std::byte*> free_;
+  std::vector<Copy> queue_;
+};
+
+TEST_F(ExecutorTest, ADeviceThatVerifiesGetsEveryByteAndIsAskedOnce) {
+  InstallFaultGuard();
+  for (const uint64_t piece_bytes : {kMiB, 4 * kMiB, kStagedBytesMax}) {
+    for (const size_t workers : {1, 3}) {
+      for (const bool map : {false, true}) {
+        for (const bool verify : {false, true}) {
+          files_.DropPieces(memory_, 4 * kMiB, DropMixed);
+          SlowDevice device(2, piece_bytes);
+          ExecutorOptions options;
+          options.device = &device;
+          options.verify = verify;
+          Outcome outcome = Execute(memory_, files_, options, map, workers);
+          ASSERT_TRUE(outcome.result.has_value()) << outcome.result.error().ToString();
+          EXPECT_TRUE(files_.Landed());
+          EXPECT_TRUE(device.AllCameBack(2));
+          std::sort(outcome.done.begin(), outcome.done.end());
+          EXPECT_EQ(outcome.done, (std::vector<size_t>{0, 1, 2}));
+          EXPECT_EQ(outcome.counts.bytes_verified, verify ? files_.bytes : 0);
+        }
+      }
+    }
+  }
+}
+
+// Boots one damaged file onto a device; `repair` puts the right bytes in its staged memory.
+Result<void> LandDamaged(MemEnv& memory, Files& files, SlowDevice& device, bool repair) {
+  const uint64_t place = kDataOffset + kSmallFile / 2;
+  memory.CorruptByte("/file1", place, std::byte{4});
+  const Result<void> opened = files.Open(memory, true);
+  WorkerPool pool(2);
+  ExecutorOptions options;
+  options.env = &memory;
+  options.pool = &pool;
+  options.device = &device;
+  const std::vector<Extent> extents = files.Extents();
+  Executor executor(options, extents,
+                    {[](size_t) {},
+                     [&](size_t extent, size_t chunk, uint64_t, std::span<std::byte> staged) {
+                       const Chunk& bad = extents[extent].chunks[chunk];
+                       EXPECT_LE(bad.offset, place);
+                       EXPECT_LT(place, bad.offset + bad.bytes);
+                       EXPECT_EQ(staged.size(), bad.bytes);
+                       if (!repair) return Result<void>(Fail(Status::Data("beyond repair")));
+                       std::copy_n(files.files[extent].data.begin() +
+                                       static_cast<ptrdiff_t>(bad.offset - kDataOffset),
+                                   bad.bytes, staged.begin());
+                       return Result<void>();
+                     }});
+  Result<void> result = opened;
+  if (result) result = executor.Locate();
+  if (result) result = executor.Run();
+  memory.CorruptByte("/file1", place, std::byte{4});
+  return result;
+}
+
+TEST_F(ExecutorTest, WhatADeviceFindsWrongIsReadAgainAndComparedThere) {
+  InstallFaultGuard();
+  SlowDevice device(2, 4 * kMiB);
+  const Result<void> repaired = LandDamaged(memory_, files_, device, true);
+  ASSERT_TRUE(repaired.has_value()) << repaired.error().ToString();
+  EXPECT_TRUE(files_.Landed());
+  EXPECT_TRUE(device.AllCameBack(2));
+  const Result<void> refused = LandDamaged(memory_, files_, device, false);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().what(), "beyond repair");
+}
+
+TEST_F(ExecutorTest, ADeviceThatSpoilsRightBytesIsNamed) {
+  InstallFaultGuard();
+  SlowDevice device(2, 4 * kMiB);
+  device.Break();
+  const Result<void> result = [&] {
+    const Result<void> opened = files_.Open(memory_, true);
+    EXPECT_TRUE(opened.has_value());
+    WorkerPool pool(2);
+    ExecutorOptions options;
+    options.env = &memory_;
+    options.pool = &pool;
+    options.device = &device;
+    Executor executor(
+        options, files_.Extents(),
+        {[](size_t) { ADD_FAILURE() << "published"; },
+         [](size_t, size_t, uint64_t, std::span<std::byte>) { return Result<void>(); }});
+    EXPECT_TRUE(executor.Locate().has_value());
+    return executor.Run();
+  }();
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().exit_code(), 1);
+  EXPECT_NE(result.error().what().find("wrong on the device"), std::string::npos);
+}
+
 // Chunks that end on no page but the file's last: units are cut between pages then, and stay short.
 TEST(ExecutorUnits, WhereNoChunkEndsOnAPageTheyStayShort) {
   MemEnv memory;

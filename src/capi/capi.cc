@@ -32,6 +32,7 @@ hotplane_layer Describe(const BootedLayer& from) {
   layer.planes2_bytes = from.planes2.size();
   layer.sc2 = from.sc2.data();
   layer.sc2_bytes = from.sc2.size();
+  layer.device = from.device;
   layer.planes13_stride = from.planes13.size() / experts;
   layer.sc13_stride = from.sc13.size() / experts;
   layer.planes2_stride = from.planes2.size() / experts;
@@ -47,6 +48,7 @@ hotplane_layer Describe(const BootedLayer& from) {
 Result<hotplane_boot_options> ReadOptions(const hotplane_boot_options* options) {
   constexpr size_t kVersionBytes[] = {offsetof(hotplane_boot_options, delta_cache_bytes),
                                       offsetof(hotplane_boot_options, checkpoint),
+                                      offsetof(hotplane_boot_options, device),
                                       sizeof(hotplane_boot_options)};
   hotplane_boot_options full;
   hotplane_boot_options_init(&full);
@@ -57,8 +59,8 @@ Result<hotplane_boot_options> ReadOptions(const hotplane_boot_options* options) 
     return full;
   }
   return Fail(Status::Usage("hotplane_boot_options has an unknown size")
-                  .Expected(Text("{}, {} or {} bytes", kVersionBytes[0], kVersionBytes[1],
-                                 kVersionBytes[2]))
+                  .Expected(Text("{}, {}, {} or {} bytes", kVersionBytes[0], kVersionBytes[1],
+                                 kVersionBytes[2], kVersionBytes[3]))
                   .Found(Text("{} bytes", options->struct_bytes))
                   .Advice("fill it with hotplane_boot_options_init; a newer caller needs "
                           "a newer library"));
@@ -150,6 +152,9 @@ Result<std::shared_ptr<EngineState>> Open(const char* store, const hotplane_boot
   HP_TRY(SetBuildOptions(options, &engine));
   HP_TRY(SetDestination(options, &engine));
   engine.worker_count = options.workers;
+  if (options.device != nullptr) {
+    HP_ASSIGN(engine.device, ParseDeviceName(options.device));
+  }
   if (options.rank < -1)
     return Fail(Status::Usage("there is no such rank")
                     .Expected("0 or more, or -1 for the environment's")

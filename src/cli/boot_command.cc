@@ -22,6 +22,7 @@ EngineOptions ToEngineOptions(const Context& context, Progress* progress) {
   engine.checkpoint = options.checkpoint;
   engine.no_build = options.no_build;
   engine.worker_count = options.workers;
+  engine.device = options.device;
   engine.base = Wants(options, Tier::kBase);
   engine.delta = Wants(options, Tier::kDelta);
   engine.delta_layers = options.delta_layers;
@@ -69,10 +70,16 @@ void PrintReport(const Engine& engine) {
            report.bytes_verified == report.bytes_read ? ", every byte verified" : "",
            FormatSeconds(report.seconds), FormatSeconds(report.seconds_plan),
            FormatSeconds(report.seconds_allocate), FormatSeconds(report.seconds_land)));
+  const bool on_device = report.seconds_device > 0;
+  if (on_device)
+    PrintLine(Text("{}: opened in {} (context {}, ring of {} {})", report.device,
+                   FormatSeconds(report.seconds_device),
+                   FormatSeconds(report.seconds_device_context), FormatBytes(report.bytes_ring),
+                   FormatSeconds(report.seconds_device_ring)));
   if (!report.sources.empty())
-    PrintLine(Text("{} landing, {:.0f}% of the {} that this memory gives; first layer after {}",
+    PrintLine(Text("{} landing, {:.0f}% of the {} that this {} gives; first layer after {}",
                    FormatRate(base_bytes, report.seconds_land), limit > 0 ? 100 * rate / limit : 0,
-                   FormatRate(static_cast<uint64_t>(limit), 1),
+                   FormatRate(static_cast<uint64_t>(limit), 1), on_device ? "link" : "memory",
                    FormatSeconds(report.sources.front().seconds_ready)));
   if (report.bytes_read_delta > 0)
     PrintLine(Text("pinned {} of delta records in {}", FormatBytes(report.bytes_read_delta),

@@ -10,6 +10,7 @@
 #include "boot/limits.h"
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "device/device.h"
 #include "format/checksum.h"
 #include "store/store.h"
 
@@ -35,6 +36,7 @@ class Doctor {
  private:
   void CheckIsa();
   Result<void> CheckMemory();
+  Result<void> CheckDevice();
   Result<void> CheckStore();
   Result<void> CountFiles(const Generation& of_rank, Encoding encoding, size_t* present,
                           uint64_t* base_bytes, uint64_t* cached_bytes);
@@ -50,6 +52,8 @@ class Doctor {
   std::vector<Finding> findings_;
   double copy_rate_ = 0;
   double read_rate_ = 0;
+  std::string device_;
+  DeviceRates device_rates_;
 };
 
 void Doctor::CheckIsa() {
@@ -80,6 +84,32 @@ Result<void> Doctor::CheckMemory() {
       Text("{} cores read memory at {}, copy it at {}", pool_.worker_count(),
            FormatRate(static_cast<uint64_t>(read_rate_), 1),
            FormatRate(static_cast<uint64_t>(copy_rate_), 1)));
+  return {};
+}
+
+// A device that was asked for and is not there is a finding, not a failure.
+Result<void> Doctor::CheckDevice() {
+  if (!options_.device.cuda) return {};
+  const Result<std::unique_ptr<Device>> device =
+      OpenCudaDevice(options_.device.ordinal, {.thread_count = pool_.worker_count()});
+  if (!device) {
+    Add(false, "device", device.error().ToString());
+    return {};
+  }
+  device_ = (*device)->name();
+  const DeviceTimes times = (*device)->times();
+  HP_ASSIGN(const DeviceMemory memory, (*device)->Memory());
+  Add(true, "device",
+      Text("{}: {} free of {}; opened in {} (context {}, ring of {} {})", device_,
+           FormatBytes(memory.free_bytes), FormatBytes(memory.total_bytes),
+           FormatSeconds(times.all), FormatSeconds(times.context),
+           FormatBytes((*device)->pinned_bytes()), FormatSeconds(times.ring)));
+  HP_ASSIGN(device_rates_, (*device)->MeasureRates());
+  const auto text = [](double rate) { return FormatRate(static_cast<uint64_t>(rate), 1); };
+  Add(device_rates_.pinned_copy > 0, "link",
+      Text("pinned memory to device: {} in pieces of 4 MiB, {} of 16 MiB; hashed there at {}",
+           text(device_rates_.pinned_copy_4mib), text(device_rates_.pinned_copy_16mib),
+           text(device_rates_.verify)));
   return {};
 }
 
@@ -177,6 +207,8 @@ Result<void> Doctor::Run() {
   CheckIsa();
   HP_TRY(CheckMemory());
   HP_TRY(cancel_.Check());
+  HP_TRY(CheckDevice());
+  HP_TRY(cancel_.Check());
   if (!options_.path.empty()) HP_TRY(CheckStore());
   if (options_.common.json) {
     nlohmann::ordered_json json;
@@ -188,6 +220,12 @@ Result<void> Doctor::Run() {
       json["isa_available"].push_back(kernels->name);
     json["read_gigabytes_per_second"] = read_rate_ / 1e9;
     json["copy_gigabytes_per_second"] = copy_rate_ / 1e9;
+    if (!device_.empty()) {
+      json["device"] = device_;
+      json["pinned_copy_4mib_gigabytes_per_second"] = device_rates_.pinned_copy_4mib / 1e9;
+      json["pinned_copy_16mib_gigabytes_per_second"] = device_rates_.pinned_copy_16mib / 1e9;
+      json["verify_gigabytes_per_second"] = device_rates_.verify / 1e9;
+    }
     PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
     return {};
   }

@@ -59,6 +59,7 @@ struct Raw {
   std::string delta;      // empty: quintal; of a boot either encoding that is there
   std::string zero_mode;  // empty: auto; of a boot the generation's
   std::string base = "auto";
+  std::string device = "cpu";
   std::string memory = "auto";
   std::string reserve = "0";
   std::string pin_delta = "0";
@@ -88,6 +89,7 @@ class Parser {
   void AddDoctor();
   void AddReport();
   void AddTrace(CLI::App* app);
+  void AddDevice(CLI::App* app, const char* description);
   void AddGeneration(CLI::App* app);
   void AddRank(CLI::App* app, const char* description);
   void AddWorkers(CLI::App* app);
@@ -145,6 +147,12 @@ void Parser::AddWorkers(CLI::App* app) {
 void Parser::AddTrace(CLI::App* app) {
   app->add_option("--trace", options_.trace,
                   "Write a timeline for chrome://tracing, Perfetto and `hotplane report`");
+}
+
+void Parser::AddDevice(CLI::App* app, const char* description) {
+  app->add_option("--device", raw_.device, description)
+      ->capture_default_str()
+      ->envname("HOTPLANE_DEVICE");
 }
 
 void Parser::AddBuild() {
@@ -224,6 +232,7 @@ void Parser::AddBoot() {
                   "Cache of delta records in host memory, filled by the boot; 0: none")
       ->capture_default_str()
       ->envname("HOTPLANE_PIN_DELTA");
+  AddDevice(app, "Where the base lands: cpu, cuda, or cuda:N");
   app->add_option("--base", raw_.base,
                   "Where the base lives: device, host, or auto (the host takes what does not fit)")
       ->capture_default_str();
@@ -336,6 +345,7 @@ void Parser::AddDoctor() {
                  "Say what this machine, and a store on it, will do: OK and WARN lines",
                  "hotplane doctor --store /store");
   app->add_option("--store", options_.path, "A store to look at")->envname("HOTPLANE_STORE");
+  AddDevice(app, "Also measure this one: cuda, or cuda:N");
   AddGeneration(app);
   AddWorkers(app);
 }
@@ -409,6 +419,7 @@ Result<void> Parser::FinishTiers() {
 }
 
 Result<void> Parser::FinishBoot() {
+  HP_ASSIGN(options_.device, ParseDeviceName(raw_.device));
   const std::optional<Residency> residency = ParseResidency(raw_.base);
   if (!residency)
     return Fail(Status::Usage(Text("--base {}", raw_.base)).Expected("device, host or auto"));

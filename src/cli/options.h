@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "boot/executor.h"
 #include "boot/plan.h"
+#include "device/device.h"
 #include "format/kinds.h"
 
 namespace hotplane::cli {
@@ -64,7 +65,8 @@ struct Options {
   std::string delta_layers;
   std::string no_delta_layers;
   Residency base_residency = Residency::kAuto;
-  uint64_t memory_bytes = 0;  // 0: what the machine has available
+  DeviceName device;          // boot, doctor
+  uint64_t memory_bytes = 0;  // 0: what the device has available
   uint64_t reserve_bytes = 0;
   uint64_t pin_delta_bytes = 0;
   std::optional<ExpertRange> experts;

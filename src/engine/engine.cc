@@ -36,6 +36,7 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
   std::unique_ptr<Engine> engine(new Engine(env, options));
   engine->pool_ = std::make_unique<WorkerPool>(options.worker_count);
   HP_TRY(engine->OpenGeneration());
+  HP_TRY(engine->OpenDevice());
   if (engine->generation_ != nullptr) {
     engine->manifest_ = engine->generation_->manifest();
     const ZeroMode stored = engine->manifest_.identity.zero_mode;
@@ -55,6 +56,30 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
         std::make_unique<ExpertRecords>(*engine->generation_, engine->options_.records);
   }
   return engine;
+}
+
+Result<void> Engine::OpenDevice() {
+  if (!options_.device.cuda) return {};
+  options_.device_options.thread_count = pool_->worker_count();
+  HP_ASSIGN(device_, OpenCudaDevice(options_.device.ordinal, options_.device_options));
+  const DeviceTimes times = device_->times();
+  report_.device = device_->name();
+  report_.seconds_device = times.all;
+  report_.seconds_device_context = times.context;
+  report_.seconds_device_ring = times.ring;
+  report_.bytes_ring = device_->pinned_bytes();
+  return {};
+}
+
+// What bases may take where they land.
+Result<uint64_t> Engine::DeviceBytes() const {
+  const uint64_t asked = options_.boot.memory_limit_bytes;
+  if (device_ == nullptr) return asked != 0 ? asked : ReadMemoryLimit().available_bytes;
+  HP_ASSIGN(const DeviceMemory memory, device_->Memory());
+  // Streams, tables, and granules that are not full.
+  constexpr uint64_t kOverheadBytes = 64 * kMiB;
+  const uint64_t usable = memory.free_bytes - std::min(memory.free_bytes, kOverheadBytes);
+  return asked != 0 ? std::min(asked, usable) : usable;
 }
 
 Result<void> Engine::OpenGeneration() {
@@ -167,8 +192,7 @@ Result<PlanConfig> Engine::MakeConfig() const {
   }
   config.delta_encodings = options_.delta_encodings;
   config.base_residency = options_.boot.map ? Residency::kHost : options_.base_residency;
-  config.device_bytes = options_.boot.memory_limit_bytes != 0 ? options_.boot.memory_limit_bytes
-                                                              : ReadMemoryLimit().available_bytes;
+  HP_ASSIGN(config.device_bytes, DeviceBytes());
   config.reserve_bytes = options_.reserve_bytes;
   config.experts = options_.experts;
   config.delta_pinned_bytes = options_.pin_delta_bytes;
@@ -227,8 +251,8 @@ Result<void> Engine::StartBuilds() {
   if (build.staging_limit_bytes == 0) {
     // A quarter of what the planes leave.
     const uint64_t available = ReadMemoryLimit().available_bytes;
-    build.staging_limit_bytes =
-        (available - std::min(available, plan_->bytes_device)) / 4 + 64 * kMiB;
+    const uint64_t planes_bytes = device_ == nullptr ? plan_->bytes_device : 0;
+    build.staging_limit_bytes = (available - std::min(available, planes_bytes)) / 4 + 64 * kMiB;
   }
   if (build.progress != nullptr)
     build.progress->Begin("building and booting",
@@ -345,6 +369,7 @@ Result<void> Engine::BootSegment(size_t begin, size_t end) {
 Result<void> Engine::RunSession(size_t begin, size_t end) {
   BootOptions options = options_.boot;
   options.pool = pool_.get();
+  options.device = device_.get();
   options.map = bases_[begin]->residency == Residency::kHost;
   options.experts = options_.experts;
   options.layers.clear();
@@ -359,7 +384,7 @@ Result<void> Engine::RunSession(size_t begin, size_t end) {
     if (building && options_.boot.progress != nullptr)
       options_.boot.progress->Add(bases_[layers_.size()]->bytes_store);
     // Mapped pages may leave the page cache and come back unverified; landed ones stay.
-    if (!options.map && options.verify && !options.experts)
+    if (layer.device < 0 && !options.map && options.verify && !options.experts)
       records_->reader().SetResident(layer.ordinal,
                                      {layer.planes13, layer.sc13, layer.planes2, layer.sc2});
     Publish(layer);
@@ -454,6 +479,11 @@ void Engine::MeasureLimit() {
   // Less than this would be measured in the caches.
   constexpr size_t kSampleBytesMin = 64 * kMiB;
   constexpr size_t kSampleBytesMax = 512 * kMiB;
+  if (device_ != nullptr) {
+    const Result<DeviceRates> rates = device_->MeasureRates();
+    if (rates) limit_bytes_per_second_ = rates->pinned_copy_16mib;
+    return;
+  }
   std::span<const std::byte> sample;
   for (const BootedLayer& layer : layers())
     if (layer.planes13.size() > sample.size()) sample = layer.planes13;

@@ -31,6 +31,8 @@ struct EngineOptions {
   std::string checkpoint;         // empty: none is at hand
   bool no_build = false;
   size_t worker_count = 0;  // 0: the CPUs this process may use
+  DeviceName device;        // where bases land
+  DeviceOptions device_options;
 
   bool base = true;
   bool delta = false;           // the delta tier is wanted: present, or built
@@ -44,7 +46,7 @@ struct EngineOptions {
   // Which rank of a sharded store this is; with `world`, also how a store that a boot makes is cut.
   ShardRequest shard;
 
-  BootOptions boot;       // `pool` is set by the engine; `map`: every base on the host
+  BootOptions boot;  // `pool` and `device` are set by the engine; `map`: every base on the host
   RecordOptions records;  // `worker_count` is set by the engine
   BuildOptions build;  // of what has to be built; `zero_mode` and the tiers are set by the engine
   std::optional<ZeroMode> zero_mode;  // none: the generation's; kAuto where there is none yet
@@ -76,6 +78,8 @@ class Engine {
   const Generation& generation() const { return *generation_; }  // as this process's rank sees it
   const Digest128& generation_id() const { return generation_id_; }
   WorkerPool& pool() { return *pool_; }
+  // Null: bases land in memory of the host.
+  Device* device() { return device_.get(); }
   // REQUIRES Plan or Boot was called.
   const BootPlan& plan() const { return *plan_; }
   std::string PlanJson() const;
@@ -106,6 +110,8 @@ class Engine {
  private:
   Engine(Env& env, const EngineOptions& options) : env_(env), options_(options) {}
 
+  Result<void> OpenDevice();
+  Result<uint64_t> DeviceBytes() const;
   Result<void> OpenGeneration();
   Result<void> KeepOfCheckpoint(std::vector<Store::Entry>& candidates);
   Result<void> CreateGeneration();
@@ -129,6 +135,7 @@ class Engine {
   Env& env_;
   EngineOptions options_;
   std::unique_ptr<WorkerPool> pool_;
+  std::unique_ptr<Device> device_;  // before sessions_, whose layers are its memory
   Manifest manifest_;
   Digest128 generation_id_{};
   uint32_t rank_ = 0;

@@ -122,6 +122,11 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
                               {"allocate", report.seconds_allocate},
                               {"land", report.seconds_land},
                               {"pin", report.seconds_pin}};
+  if (report.seconds_device > 0) {
+    json["seconds_by_phase"]["device"] = report.seconds_device;
+    json["seconds_device_context"] = report.seconds_device_context;
+    json["seconds_device_ring"] = report.seconds_device_ring;
+  }
   const double rate = Rate(report.bytes_read - report.bytes_read_delta, report.seconds_land);
   json["gigabytes_per_second"] = rate;
   json["limit_gigabytes_per_second"] = nullptr;
@@ -136,7 +141,8 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
   json["peak_staging_bytes"] = build.peak_staging_bytes;
   json["bytes_read_disk"] = report.bytes_read_disk;
   json["read_path"] = report.read_path;
-  json["peak_pinned_bytes"] = report.bytes_pinned;
+  json["peak_pinned_bytes"] = report.bytes_pinned + report.bytes_ring;
+  json["device"] = report.device;
   json["generation"] = ToHex(generation);
   json["rank"] = plan.shard_rank;
   json["world"] = plan.shard_world;

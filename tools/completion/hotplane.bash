@@ -9,8 +9,8 @@ _hotplane_options() {
       ;;
     boot)
       echo "$general --checkpoint --no-build --generation --rank --world --layers --experts
-        --tiers --delta --delta-layers --no-delta-layers --pin-delta --base --memory --reserve
-        --map --verify --dry-run --zero-mode --cache --workers --batch --staging-limit
+        --tiers --delta --delta-layers --no-delta-layers --pin-delta --device --base --memory
+        --reserve --map --verify --dry-run --zero-mode --cache --workers --batch --staging-limit
         --stall-timeout --no-lock --trace"
       ;;
     warm) echo "$general --generation --rank --tiers --workers" ;;
@@ -22,7 +22,7 @@ _hotplane_options() {
       echo "$general --geometry --layers --tiers --delta --checkpoint --mtp --shard-size --seed
         --workers"
       ;;
-    doctor) echo "$general --store --generation --workers" ;;
+    doctor) echo "$general --store --generation --device --workers" ;;
     report) echo "$general --out --trace" ;;
     *) echo "--version --help" ;;
   esac
@@ -38,6 +38,7 @@ _hotplane_values() {
     --verify) echo "all none" ;;
     --checkpoint) [[ ${COMP_WORDS[1]} == synth ]] && echo "mxfp4 nvfp4 fp8 bf16" ;;
     --base) echo "device host auto" ;;
+    --device) echo "cpu cuda cuda:0" ;;
     --isa) echo "scalar avx2 avx512" ;;
     --part) echo "planes13 sc13 planes2 sc2 bias13 bias2 fp13 fp2" ;;
     --geometry) echo "ds4-flash glm-5.2 kimi-k2 gpt-oss-120b" ;;

@@ -1,0 +1,100 @@
+// A device with its own memory, such as a GPU, as boots see it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "device/landing_device.h"
+
+namespace hotplane {
+
+// What --device names. The CPU is no Device: its memory is the host's.
+struct DeviceName {
+  bool cuda = false;
+  int ordinal = 0;
+};
+// "cpu", "cuda" or "cuda:N". kUsage otherwise.
+Result<DeviceName> ParseDeviceName(std::string_view text);
+
+struct DeviceOptions {
+  uint64_t ring_bytes = 256 * 1024 * 1024;  // pinned host memory; at most 1 GiB
+  uint64_t piece_bytes = 8 * 1024 * 1024;   // of a copy; at most kStagedBytesMax
+  // So many workers land page cache by registering its pages with the driver instead of copying
+  // them, a window at a time. None by default: registering holds up the copies of the others, and
+  // releasing the pages takes as long again (40 against 48 GB/s on an H200 with 16 cores).
+  size_t mapped_worker_count = 0;
+  uint64_t mapped_window_bytes = 64 * 1024 * 1024;
+  bool verify_on_device = true;  // false: landed bytes are verified before, by the CPU
+  size_t thread_count = 0;       // that touch the ring; 0: the CPUs of this process
+};
+
+struct DeviceMemory {
+  uint64_t free_bytes = 0;
+  uint64_t total_bytes = 0;
+};
+
+struct ByteRange {
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
+
+// Device memory at consecutive addresses, given back on destruction. The host cannot read it.
+class DeviceArena {
+ public:
+  virtual ~DeviceArena() = default;
+  virtual std::byte* data() const = 0;
+  virtual uint64_t bytes() const = 0;           // of addresses
+  virtual uint64_t resident_bytes() const = 0;  // of them with memory
+};
+
+// What opening took, in seconds.
+struct DeviceTimes {
+  double context = 0;
+  double ring = 0;  // beside it, for the most part
+  double all = 0;
+};
+
+// Copies between pinned host memory and the device, timed by the device. Bytes per second.
+struct DeviceRates {
+  double pinned_copy = 0;  // in pieces of piece_bytes
+  double pinned_copy_4mib = 0;
+  double pinned_copy_16mib = 0;
+  double verify = 0;  // chunks of 256 KiB hashed on the device
+};
+
+// Thread-safe. Outlives what it hands out.
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual std::string name() const = 0;  // "cuda:0, NVIDIA H200"
+  virtual int ordinal() const = 0;
+  virtual Result<DeviceMemory> Memory() const = 0;
+  // Memory stands behind `wanted` (ascending), rounded to the device's granules, and behind nothing
+  // else where the device can leave it out. kCapacity with the numbers when it does not fit.
+  virtual Result<std::unique_ptr<DeviceArena>> Allocate(uint64_t bytes,
+                                                        std::span<const ByteRange> wanted) = 0;
+  // Through the pinned ring; one at a time. Its destruction waits for what is in flight.
+  virtual Result<std::unique_ptr<LandingDevice>> BeginLanding() = 0;
+  // Blocking copy to ordinary memory.
+  virtual Result<void> Download(const std::byte* from, std::span<std::byte> to) const = 0;
+  // Takes some device memory for the time being. REQUIRES no landing.
+  virtual Result<DeviceRates> MeasureRates() = 0;
+  virtual uint64_t pinned_bytes() const = 0;
+  virtual DeviceTimes times() const = 0;
+};
+
+// kSystem, with what to do, where this build has no CUDA, no driver is found, the driver is too old
+// or there is no such device.
+Result<std::unique_ptr<Device>> OpenCudaDevice(int ordinal, const DeviceOptions& options);
+// How many there are; 0 where OpenCudaDevice cannot work.
+int CudaDeviceCount();
+
+}  // namespace hotplane
