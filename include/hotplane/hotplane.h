@@ -90,14 +90,15 @@ typedef void (*hotplane_log_callback)(void* user, hotplane_log_level level, cons
  * time. */
 HOTPLANE_API void hotplane_set_log(hotplane_log_callback callback, void* user);
 
-/* The base tier of one booted layer, in host or device memory (see `device`); of a sharded store
- * one rank's slice of it, and I below is the rank's share of the model's intermediate size.
- * Pointers are read-only, 64-byte aligned or better, and valid until hotplane_close, after a failed
- * boot too. All E experts of a part are contiguous: planes13 [E, 2I*H/4]   2-bit codes of gate
- * (rows 0..I-1) and up (rows I..2I-1) sc13     [E, 2I*H/32]  their e8m0 block scales planes2  [E,
- * H*I/4]    2-bit codes of down sc2      [E, H*I/32]   their scales in the plane order of
- * docs/format/planes.md. X_bytes covers all experts; expert e of part X begins at X + e * X_stride;
- * part X begins X_offset bytes after `planes13`. */
+/* The base tier of one booted layer; of a sharded store one rank's slice of it, and I below is the
+ * rank's share of the model's intermediate size. Pointers are read-only, 64-byte aligned or better,
+ * and valid until hotplane_close, after a failed boot too. All E experts of a part are contiguous:
+ *   planes13 [E, 2I*H/4]   2-bit codes of gate (rows 0..I-1) and up (rows I..2I-1)
+ *   sc13     [E, 2I*H/32]  their e8m0 block scales
+ *   planes2  [E, H*I/4]    2-bit codes of down
+ *   sc2      [E, H*I/32]   their scales
+ * in the plane order of docs/format/planes.md. X_bytes covers all experts; expert e of part X
+ * begins at X + e * X_stride; part X begins X_offset bytes after `planes13`. */
 typedef struct hotplane_layer {
   size_t struct_bytes;
   uint32_t ordinal;     /* over MoE layers, MTP layers last */
