@@ -33,10 +33,10 @@ struct Options {
   uint32_t layers = 8;
   size_t rounds = 3;
   std::vector<size_t> workers;                 // empty: the CPUs of this process
-  std::vector<uint64_t> pieces = {8 * kMiB};   // bytes of a copy
+  std::vector<uint64_t> pieces = {4 * kMiB};   // bytes of a copy
   std::vector<uint64_t> mapped = {0};          // workers that register page cache
   uint64_t window_bytes = 64 * kMiB;           // of it, at a time
-  std::vector<uint64_t> rings = {256 * kMiB};  // bytes of the ring
+  std::vector<uint64_t> rings = {128 * kMiB};  // bytes of the ring
   bool verified_only = false;
   std::string json_path;
 };

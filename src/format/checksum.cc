@@ -138,10 +138,6 @@ uint64_t CopyWithChecksum64(std::byte* destination, const std::byte* source, siz
   return Isa().copy_hash64(destination, source, bytes);
 }
 
-void CopyPastCaches(std::byte* destination, const std::byte* source, size_t bytes) {
-  Isa().copy_past(destination, source, bytes);
-}
-
 const char* ChecksumIsaName() { return Isa().name; }
 
 Result<void> ForceChecksumIsa(std::string_view name) {

@@ -43,10 +43,6 @@ class DigestStream {
 // from there with non-temporal stores. destination is 64-byte aligned or the plain path is taken.
 uint64_t CopyWithChecksum64(std::byte* destination, const std::byte* source, size_t bytes);
 
-// Copies with non-temporal stores, for a destination that this CPU does not read soon. destination
-// is 64-byte aligned or the plain path is taken.
-void CopyPastCaches(std::byte* destination, const std::byte* source, size_t bytes);
-
 // The instruction set in use: "avx512", "avx2", "sse2". HOTPLANE_ISA forces, as for the quantizer.
 const char* ChecksumIsaName();
 // Forces a variant by name; kUsage when unknown or not runnable here. For tests and HOTPLANE_ISA;

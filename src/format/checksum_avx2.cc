@@ -13,7 +13,7 @@
 static void StreamLine(char* to, const char* from) {
   for (size_t i = 0; i < 64; i += 32) {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i),
-                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i)));
+                        _mm256_load_si256(reinterpret_cast<const __m256i*>(from + i)));
   }
 }
 

@@ -11,7 +11,7 @@
 #include "format/checksum_isa.h"
 
 static void StreamLine(char* to, const char* from) {
-  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_load_si512(from));
 }
 
 #include "format/checksum_variant.inc"

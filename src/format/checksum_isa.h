@@ -14,7 +14,6 @@ struct ChecksumIsa {
   // `out` is the canonical (big-endian) form.
   void (*hash128)(const void* bytes, size_t count, uint8_t out[16]);
   uint64_t (*copy_hash64)(void* destination, const void* source, size_t count);
-  void (*copy_past)(void* destination, const void* source, size_t count);
   // A stream's state may only be used with the table that made it. Null when memory is refused.
   void* (*stream_create)();
   void (*stream_destroy)(void* state);

@@ -13,7 +13,7 @@
 static void StreamLine(char* to, const char* from) {
   for (size_t i = 0; i < 64; i += 16) {
     _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
-                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+                     _mm_load_si128(reinterpret_cast<const __m128i*>(from + i)));
   }
 }
 
