@@ -98,7 +98,9 @@ HOTPLANE_API void hotplane_set_log(hotplane_log_callback callback, void* user);
  *   planes2  [E, H*I/4]    2-bit codes of down
  *   sc2      [E, H*I/32]   their scales
  * in the plane order of docs/format/planes.md. X_bytes covers all experts; expert e of part X
- * begins at X + e * X_stride; part X begins X_offset bytes after `planes13`. */
+ * begins at X + e * X_stride; part X begins X_offset bytes after `planes13`. The biases of gpt-oss
+ * are in the base file and not in this struct yet: `hotplane export --part bias13` and `bias2` give
+ * them, the manifest has the activation. */
 typedef struct hotplane_layer {
   size_t struct_bytes;
   uint32_t ordinal;     /* over MoE layers, MTP layers last */

@@ -290,11 +290,11 @@ Result<void> Planner::PinDelta() {
       entry->reason += "; " + what;
     }
   }
-  if (plan_.bytes_pinned <= config_.host_bytes - std::min(config_.host_bytes, plan_.bytes_device))
-    return {};
+  const uint64_t others = config_.device_is_host ? plan_.bytes_device : 0;
+  if (plan_.bytes_pinned <= config_.host_bytes - std::min(config_.host_bytes, others)) return {};
   return Fail(Status::Capacity("the delta records to pin do not fit in memory; nothing was read")
                   .Expected(Text("{} beside {} of planes", FormatBytes(plan_.bytes_pinned),
-                                 FormatBytes(plan_.bytes_device)))
+                                 FormatBytes(others)))
                   .Found(Text("{} available", FormatBytes(config_.host_bytes)))
                   .Advice("pin fewer, or none: a delta tier is used from disk as well"));
 }

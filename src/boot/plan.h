@@ -76,7 +76,8 @@ struct PlanConfig {
   std::optional<ExpertRange> experts;               // none: all
   // Host memory for delta records of the wanted delta layers, in layer order; 0: they stay on disk.
   uint64_t delta_pinned_bytes = 0;
-  uint64_t host_bytes = UINT64_MAX;  // what the host has available, for bases and pinned records
+  uint64_t host_bytes = UINT64_MAX;  // what the host has available, for pinned records
+  bool device_is_host = true;        // the bases on the device take of the same memory
   bool no_build = false;
   uint32_t shard_rank = 0;
   uint32_t shard_world = 1;

@@ -84,12 +84,20 @@ void PrintReport(const Engine& engine) {
   if (report.bytes_read_delta > 0)
     PrintLine(Text("pinned {} of delta records in {}", FormatBytes(report.bytes_read_delta),
                    FormatSeconds(report.seconds_pin)));
-  const auto& entries = engine.plan().entries;
-  const auto skipped = std::find_if(entries.begin(), entries.end(),
-                                    [](const PlanEntry& entry) { return entry.bytes_skipped > 0; });
-  if (skipped != entries.end())
-    PrintLine(Text("skipped {}: there, and not needed ({})", FormatBytes(report.bytes_skipped),
-                   skipped->reason));
+  uint64_t attached_bytes = 0;
+  const PlanEntry* first_skipped = nullptr;
+  for (const PlanEntry& entry : engine.plan().entries) {
+    if (entry.action == PlanAction::kAttach) {
+      attached_bytes += entry.bytes_skipped;
+    } else if (entry.bytes_skipped > 0 && first_skipped == nullptr) {
+      first_skipped = &entry;
+    }
+  }
+  if (attached_bytes > 0)
+    PrintLine(Text("attached {} of the delta tier, unread", FormatBytes(attached_bytes)));
+  if (first_skipped != nullptr)
+    PrintLine(Text("skipped {}: there, and not needed ({})",
+                   FormatBytes(report.bytes_skipped - attached_bytes), first_skipped->reason));
   for (const std::string& warning : report.warnings) PrintLine("warning: " + warning);
 }
 

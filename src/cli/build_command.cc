@@ -39,7 +39,7 @@ Result<void> RunBuild(const Context& context) {
                  report.layers_built, report.layers_total, report.layers_attached,
                  report.shard_world > 1 ? Text(" for {} ranks", report.shard_world) : "",
                  options.store, ToHex(report.generation)));
-  PrintLine(Text("read {}, wrote {}, {} at {} with {} workers ({}), staging {}",
+  PrintLine(Text("read {}, wrote {}, {}, quantizing at {} with {} workers ({}), staging {}",
                  FormatBytes(report.bytes_read), FormatBytes(report.bytes_built),
                  FormatSeconds(report.seconds),
                  FormatRate(report.bytes_read, report.seconds_quantize), report.worker_count,

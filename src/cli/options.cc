@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "base/format_text.h"
 #include "base/units.h"
@@ -53,6 +55,34 @@ const CLI::Validator kDecimal(
 constexpr uint32_t kRanksMax = 1u << 14;
 static_assert(kRanksMax == kDimensionMax / kDimensionMultiple);
 
+// Insertions, deletions and replacements that make `a` of `b`.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+// ": is --store meant?", where one is near enough to be.
+std::string NearestText(std::string_view word, const std::vector<std::string>& known) {
+  size_t nearest = std::max<size_t>(word.size() / 3 + 1, 3);  // two letters changed places count 2
+  std::string text;
+  for (const std::string& candidate : known) {
+    const size_t distance = EditDistance(word, candidate);
+    if (distance >= nearest) continue;
+    nearest = distance;
+    text = Text(": is {} meant?", candidate);
+  }
+  return text;
+}
+
 // Texts as they came; turned into Options after parsing, with our own messages.
 struct Raw {
   std::string tiers;
@@ -96,6 +126,7 @@ class Parser {
   void AddBuilding(CLI::App* app);
   void ForgetTwinsOfOthers(int argc, char** argv);
   Result<void> Finish();
+  std::string FirstUnknown(const CLI::App* given, int argc, char** argv) const;
   Result<void> FinishTiers();
   Result<void> FinishBoot();
 
@@ -512,6 +543,26 @@ void Parser::ForgetTwinsOfOthers(int argc, char** argv) {
   }
 }
 
+// The first word that is no command or option of ours, with the nearest that is: it explains all
+// that is found missing because of it. Empty: every word is known.
+std::string Parser::FirstUnknown(const CLI::App* given, int argc, char** argv) const {
+  std::vector<std::string> known;
+  if (given == nullptr) {
+    if (argc < 2 || argv[1][0] == '-') return "";
+    for (const auto& [id, app] : commands_) known.push_back(app->get_name());
+    return Text("there is no command {}{}", argv[1], NearestText(argv[1], known));
+  }
+  for (const CLI::Option* option : given->get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  for (int i = 2; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+    if (!word.starts_with("--") || std::find(known.begin(), known.end(), word) != known.end())
+      continue;
+    return Text("`{}` has no option {}{}", given->get_name(), word, NearestText(word, known));
+  }
+  return "";
+}
+
 ParseOutcome Parser::Parse(int argc, char** argv) {
   ParseOutcome outcome;
   ForgetTwinsOfOthers(argc, argv);
@@ -525,11 +576,13 @@ ParseOutcome Parser::Parse(int argc, char** argv) {
     outcome.text = version.what();
     return outcome;
   } catch (const CLI::ParseError& error) {
-    std::string command;
+    const CLI::App* given = nullptr;
     for (const auto& [id, app] : commands_)
-      if (argc > 1 && app->get_name() == argv[1]) command = app->get_name() + " ";
-    outcome.error = Status::Usage(error.what())
-                        .Advice(Text("`hotplane {}--help` lists what there is", command));
+      if (argc > 1 && app->get_name() == argv[1]) given = app;
+    const std::string unknown = FirstUnknown(given, argc, argv);
+    outcome.error = Status::Usage(unknown.empty() ? error.what() : unknown)
+                        .Advice(Text("`hotplane {}--help` lists what there is",
+                                     given == nullptr ? "" : given->get_name() + " "));
     return outcome;
   }
   for (const auto& [command, app] : commands_) {

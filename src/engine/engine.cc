@@ -197,6 +197,7 @@ Result<PlanConfig> Engine::MakeConfig() const {
   config.experts = options_.experts;
   config.delta_pinned_bytes = options_.pin_delta_bytes;
   config.host_bytes = ReadMemoryLimit().available_bytes;
+  config.device_is_host = device_ == nullptr;
   config.no_build = options_.no_build;
   config.shard_rank = rank_;
   config.shard_world = manifest_.identity.shard_world;
@@ -222,8 +223,10 @@ Result<void> Engine::Plan() {
     } else {
       HP_TRY(EnsureCold(/*may_write=*/true));
       probe.facts.checkpoint = cold_->facts();
-      if (!options_.dry_run && !options_.build.no_lock)
-        probe.facts.store_writable = StoreWritable(*generation_, config_->layers.front());
+      if (generation_ != nullptr)
+        probe.facts.store_writable = options_.dry_run || options_.build.no_lock
+                                         ? generation_->env().MayCreateIn(generation_->directory())
+                                         : StoreWritable(*generation_, config_->layers.front());
     }
   }
   HP_ASSIGN(plan_, PlanBoot(probe.facts, *config_));

@@ -129,6 +129,12 @@ class Env {
   virtual Result<void> Remove(const std::string& path) = 0;           // a file
   virtual Result<void> RemoveDirectory(const std::string& path) = 0;  // an empty directory
   virtual Result<void> SyncDirectory(const std::string& path) = 0;
+  // False where this process surely cannot create files in the directory: a read-only file system,
+  // or no permission. True says little.
+  virtual bool MayCreateIn(const std::string& directory) {
+    (void)directory;
+    return true;
+  }
   // Bytes that an ordinary user can still write on the file system of `path`.
   virtual Result<uint64_t> FreeBytes(const std::string& path) = 0;
   // flock on `path`, which is created when missing and possible, else opened read-only. kTry: a

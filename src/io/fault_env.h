@@ -127,6 +127,7 @@ class FaultEnv final : public Env {
   Result<void> RemoveDirectory(const std::string& path) override;
   Result<void> SyncDirectory(const std::string& path) override;
   Result<uint64_t> FreeBytes(const std::string& path) override;
+  bool MayCreateIn(const std::string& directory) override { return base_.MayCreateIn(directory); }
   Result<std::unique_ptr<FileLock>> Lock(const std::string& path, LockKind kind,
                                          LockWait wait) override;
   // The base's reader. A read is an operation (kRead) at its Start.

@@ -429,6 +429,10 @@ class PosixEnvironment final : public Env {
     return Fail(ErrnoStatus("cannot sync the directory", path));
   }
 
+  bool MayCreateIn(const std::string& directory) override {
+    return faccessat(AT_FDCWD, directory.c_str(), W_OK | X_OK, AT_EACCESS) == 0 || errno == ENOENT;
+  }
+
   Result<uint64_t> FreeBytes(const std::string& path) override {
     struct statvfs stat;
     if (RetryOnSignal([&] { return statvfs(path.c_str(), &stat); }) != 0)

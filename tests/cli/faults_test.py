@@ -370,6 +370,18 @@ class BadUsage(unittest.TestCase):
             self.assertEqual(done.returncode, 2, twin)
         command.must("gc", store, env=twins)
 
+    def test_a_mistyped_word_is_named_with_the_nearest(self):
+        for arguments, unknown, nearest in (
+                (["build", "m", "--stroe", "s"], "--stroe", "--store"),
+                (["biuld", "m", "--store", "s"], "biuld", "build"),
+                (["boot", "s", "--tier=base"], "--tier", "--tiers"),
+                (["boot", "s", "--frobnicate"], "--frobnicate", "")):
+            done = command.run(*arguments)
+            self.assertEqual(done.returncode, 2)
+            first = done.stderr.splitlines()[0]
+            self.assertIn(unknown, first)
+            self.assertIn(f"is {nearest} meant" if nearest else "has no option", first)
+
     def test_help_and_version(self):
         self.assertIn("hotplane", command.must("--version").stdout)
         for name in ("build", "boot", "warm", "inspect", "verify", "export", "gc", "synth",
