@@ -68,9 +68,11 @@ def main(path):
     check(len(ROLES[encoding]) <= count <= 32 and not any(data[152:2040]), "reserved bytes")
     sections = read_sections(data, count)
     check([s[0] for s in sections][:len(ROLES[encoding])] == ROLES[encoding], "roles")
-    check(table_bytes == -(-chunk_count * 8 // PAGE) * PAGE and data_offset == PAGE + table_bytes,
-          "table size")
-    check(matches(data[PAGE:data_offset], table_checksum), "table checksum")
+    align = 2 << 20 if data_bytes >= 64 << 20 else PAGE
+    check(table_bytes == -(-chunk_count * 8 // PAGE) * PAGE, "table size")
+    check(data_offset == -(-(PAGE + table_bytes) // align) * align, "place of the data")
+    check(not any(data[PAGE + table_bytes:data_offset]), "padding before the data")
+    check(matches(data[PAGE:PAGE + table_bytes], table_checksum), "table checksum")
     chunks = list(list_chunks(sections, experts, data_offset, file_bytes))
     check(len(chunks) == chunk_count, "chunk count")
     for (offset, size, name), (stored,) in zip(chunks, struct.iter_unpack(

@@ -129,8 +129,8 @@ void TraceSpan::End() {
 }
 
 std::string TraceJson(const std::vector<std::pair<std::string, std::string>>& metadata) {
-  std::string out =
-      "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
+  std::string out(kTraceBegin);
+  out +=
       "{\"ph\":\"M\",\"pid\":1,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"hotplane\"}"
       "}";
   uint64_t dropped = 0;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,9 @@ bool TraceEnabled();
 // Names the calling thread in traces: role "worker" and index 3 give "worker 3". `role` is a string
 // literal. A thread without a name is "main" or "thread N".
 void NameTraceThread(const char* role, size_t index);
+
+// What every trace begins with.
+inline constexpr std::string_view kTraceBegin = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
 
 // What was recorded, in the Trace Event Format that chrome://tracing and Perfetto read: one object
 // with `traceEvents` (a complete event "X" per span, times in microseconds since StartTrace, `args`

@@ -8,11 +8,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <span>
 
 #include "base/format_text.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "engine/report_json.h"
+#include "io/env.h"
 
 namespace hotplane::cli {
 namespace {
@@ -168,6 +171,23 @@ void ReserveStandardDescriptors() {
     const int flags = descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY;
     if (open("/dev/null", flags) != descriptor) _exit(static_cast<int>(StatusCode::kSystem));
   }
+}
+
+Result<void> CheckOutput(const std::string& path, std::string_view begin) {
+  HP_TRY(PosixEnv().List(ParentPath(path)));
+  HP_ASSIGN(const FileStat stat, PosixEnv().Stat(path));
+  if (stat.type == FileType::kInvalid || (stat.type == FileType::kRegular && stat.bytes == 0))
+    return {};
+  Status refusal = Status::Usage("the file to write is there, and this command did not write it")
+                       .File(path)
+                       .Expected(Text("no file, or one that begins with {}", begin.substr(0, 18)))
+                       .Advice("name another file, or remove this one");
+  if (stat.type != FileType::kRegular || stat.bytes < begin.size()) return Fail(std::move(refusal));
+  HP_ASSIGN(const std::unique_ptr<File> file, PosixEnv().Open(path, OpenMode::kRead));
+  std::string found(begin.size(), ' ');
+  HP_TRY(ReadFully(*file, 0, std::as_writable_bytes(std::span(found))));
+  if (found == begin) return {};
+  return Fail(std::move(refusal));
 }
 
 }  // namespace hotplane::cli

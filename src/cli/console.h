@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "base/cancel.h"
@@ -59,5 +60,9 @@ Result<void> FinishOutput();
 // store could get its number and be written to by a log line. Writing results to a closed stdout
 // stays an error.
 void ReserveStandardDescriptors();
+
+// kUsage when `path` is a file that does not begin with `begin`: what a command writes may replace
+// what it wrote before, and nothing else. A folder that is not there is found out too.
+Result<void> CheckOutput(const std::string& path, std::string_view begin);
 
 }  // namespace hotplane::cli

@@ -38,7 +38,7 @@ Result<void> DispatchTraced(const Context& context) {
   const bool traced = options.command == Command::kBuild || options.command == Command::kBoot;
   if (!traced || options.trace.empty()) return Dispatch(context);
   // A folder that is not there is found out now rather than after the work.
-  HP_TRY(PosixEnv().List(ParentPath(options.trace)));
+  HP_TRY(CheckOutput(options.trace, kTraceBegin));
   StartTrace();
   const Result<void> result = Dispatch(context);
   StopTrace();

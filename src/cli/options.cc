@@ -413,7 +413,7 @@ Result<void> Parser::FinishTiers() {
   // Who says something of the delta tier wants it.
   HP_ASSIGN(options_.pin_delta_bytes, ParseSize(raw_.pin_delta));
   const bool delta_named = options_.pin_delta_bytes > 0 || !options_.delta_layers.empty() ||
-                           !options_.no_delta_layers.empty();
+                           !options_.no_delta_layers.empty() || !raw_.delta.empty();
   std::string_view rest = raw_.tiers;
   if (raw_.tiers.empty()) rest = both || delta_named ? "base,delta" : "base";
   options_.delta_encodings = {Encoding::kDeltaQuintal, Encoding::kDeltaNibble};

@@ -23,6 +23,7 @@ std::string_view AsText(const std::vector<std::byte>& bytes) {
 
 Result<void> RunReport(const Context& context) {
   const Options& options = context.options;
+  HP_TRY(CheckOutput(options.out, "<!DOCTYPE html>"));
   HP_ASSIGN(const std::vector<std::byte> run,
             ReadWholeFile(PosixEnv(), options.path, kRunBytesMax));
   std::vector<std::byte> trace;

@@ -231,6 +231,10 @@ Result<void> Engine::Plan() {
   }
   HP_ASSIGN(plan_, PlanBoot(probe.facts, *config_));
   for (const std::string& warning : plan_->warnings) Warn(warning);
+  if (records_ != nullptr)
+    for (const PlanEntry& entry : plan_->entries)
+      if (TierOf(entry.encoding) == Tier::kDelta && entry.action != PlanAction::kSkip)
+        records_->reader().PreferDelta(entry.layer, entry.encoding);
   for (const PlanEntry& entry : plan_->entries)
     if (entry.encoding == Encoding::kBase && entry.action != PlanAction::kSkip)
       bases_.push_back(&entry);
@@ -345,12 +349,16 @@ Result<void> Engine::PinLayer(const PlanEntry& entry, uint64_t* read_bytes) {
     if (options_.boot.cancel != nullptr) HP_TRY(options_.boot.cancel->Check());
     std::vector<uint32_t> experts(std::min(kExpertsAtOnce, entry.pinned_experts - done));
     std::iota(experts.begin(), experts.end(), begin + done);
-    HP_ASSIGN(const size_t cached, records_->Prefetch(RecordKind::kDelta, entry.layer, experts));
-    *read_bytes += cached * shape.bytes;
-    if (options_.boot.progress != nullptr) options_.boot.progress->Add(cached * shape.bytes);
-    if (cached == experts.size()) continue;
+    const uint64_t before = records_->cache_stats(RecordKind::kDelta).prefetched;
+    const Result<size_t> cached = records_->Prefetch(RecordKind::kDelta, entry.layer, experts);
+    // Beside a record that is bad the others were read.
+    const uint64_t read = records_->cache_stats(RecordKind::kDelta).prefetched - before;
+    *read_bytes += read * shape.bytes;
+    if (options_.boot.progress != nullptr) options_.boot.progress->Add(read * shape.bytes);
+    if (!cached) return Fail(cached.error());
+    if (*cached == experts.size()) continue;
     Warn(Text("layer {}: {} delta records found no place in pinned memory", entry.layer,
-              entry.pinned_experts - done - cached));
+              entry.pinned_experts - done - *cached));
     break;
   }
   return {};

@@ -115,6 +115,51 @@ SynthCheckpointOptions ScenarioModel() {
   return model;
 }
 
+// Quintals and nibbles of the same layers, one of them bad: what the plan chose is what is pinned.
+TEST(Engine, PinsTheEncodingThatWasPlanned) {
+  MemEnv env;
+  WriteCheckpoint(env, SmallModel());
+  for (const Encoding encoding : {Encoding::kDeltaQuintal, Encoding::kDeltaNibble}) {
+    EngineOptions options = WithCheckpoint(/*delta=*/true);
+    options.delta_encodings = {encoding};
+    (void)BootEngine(env, options).value();
+  }
+  for (const Encoding encoding : {Encoding::kDeltaQuintal, Encoding::kDeltaNibble}) {
+    const char* const other =
+        encoding == Encoding::kDeltaQuintal ? ".delta-nibble" : ".delta-quintal";
+    FaultEnv watched(env);
+    EngineOptions options = StoreOnly(/*delta=*/true);
+    options.delta_encodings = {encoding};
+    options.pin_delta_bytes = 1u << 30;
+    const Outcome boot = BootEngine(watched, options).value();
+    EXPECT_EQ(boot.json["bytes_read"], boot.json["bytes_needed"]);
+    EXPECT_TRUE(boot.json["warnings"].empty());
+    EXPECT_EQ(ReadBytes(watched, other), 0u);
+  }
+  // A bad header: the nibbles are planned, and there is room for them.
+  env.CorruptByte(LayerFiles(env, ".delta-quintal").front(), 100, std::byte{1});
+  EngineOptions options = StoreOnly(/*delta=*/true);
+  options.pin_delta_bytes = 1u << 30;
+  const Outcome boot = BootEngine(env, options).value();
+  EXPECT_EQ(boot.json["bytes_read"], boot.json["bytes_needed"]);
+  EXPECT_TRUE(boot.json["warnings"].empty());
+}
+
+TEST(Engine, ABadDeltaRecordIsAWarningAndTheOthersArePinned) {
+  MemEnv env;
+  WriteCheckpoint(env, SmallModel());
+  (void)BootEngine(env, WithCheckpoint(/*delta=*/true)).value();
+  const std::string file = LayerFiles(env, ".delta-quintal").front();
+  env.CorruptByte(file, env.Files().at(file).size() - 5000, std::byte{1});
+  EngineOptions options = StoreOnly(/*delta=*/true);
+  options.pin_delta_bytes = 1u << 30;
+  const Outcome boot = BootEngine(env, options).value();
+  ASSERT_EQ(boot.json["warnings"].size(), 1u);
+  const uint64_t pinned = boot.engine->records().cache_stats(RecordKind::kDelta).bytes_used;
+  EXPECT_EQ(boot.json["bytes_read_delta"], pinned);
+  EXPECT_LT(boot.json["bytes_read"], boot.json["bytes_needed"]);
+}
+
 TEST(Engine, PinsDeltaRecordsAndCountsThem) {
   MemEnv env;
   WriteCheckpoint(env, SmallModel());

@@ -62,13 +62,11 @@ size_t ExpertRecords::LargestRecord(RecordKind kind) const {
   for (uint32_t layer = 0; layer < layer_count; ++layer) {
     Encoding encoding = kind == RecordKind::kBase ? Encoding::kBase : Encoding::kDeltaNibble;
     if (kind == RecordKind::kDelta) {
-      const auto quintals =
-          generation_.env().Stat(generation_.LayerPath(layer, Encoding::kDeltaQuintal));
+      // Either may be read: the larger one where both are there.
       const auto nibbles =
           generation_.env().Stat(generation_.LayerPath(layer, Encoding::kDeltaNibble));
-      const bool only_nibbles = nibbles && nibbles->type == FileType::kRegular &&
-                                !(quintals && quintals->type == FileType::kRegular);
-      encoding = only_nibbles ? Encoding::kDeltaNibble : Encoding::kDeltaQuintal;
+      const bool may_be_nibbles = nibbles && nibbles->type == FileType::kRegular;
+      encoding = may_be_nibbles ? Encoding::kDeltaNibble : Encoding::kDeltaQuintal;
     }
     largest = std::max(largest, RecordShape::Of(encoding, generation_.geometry(layer)).bytes);
   }

@@ -169,6 +169,12 @@ Result<RecordReader::DeltaProbe> RecordReader::ProbeDelta(uint32_t layer) {
   return result;
 }
 
+void RecordReader::PreferDelta(uint32_t layer, Encoding encoding) {
+  HP_CHECK(layer < layers_.size() && TierOf(encoding) == Tier::kDelta);
+  Encoding none = Encoding::kInvalid;
+  layers_[layer].delta_encoding.compare_exchange_strong(none, encoding);
+}
+
 Result<const LayerFile*> RecordReader::OpenFirst(uint32_t layer,
                                                  std::span<const Encoding> preference) {
   std::optional<Status> failure;

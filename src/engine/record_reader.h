@@ -76,6 +76,8 @@ class RecordReader {
  public:
   explicit RecordReader(const Generation& generation);
 
+  // Of two delta tiers of a layer, the one to read; before the layer's first delta record.
+  void PreferDelta(uint32_t layer, Encoding encoding);
   // Is there a delta tier to read, by header alone? Quintals first, as boot plans attach them. A
   // file that must not be used is kDamaged with the reason, never present. kUsage for a layer that
   // the model does not have.

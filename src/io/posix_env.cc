@@ -361,6 +361,11 @@ class PosixEnvironment final : public Env {
     }
     auto descriptor = std::make_shared<Descriptor>(
         RetryOnSignal([&] { return open(path.c_str(), flags, 0666); }));
+    if (!descriptor->valid() && errno == ENXIO)
+      return Fail(Status::Data("cannot open the file")
+                      .File(path)
+                      .Expected("a regular file")
+                      .Found("a socket"));
     if (!descriptor->valid())
       return Fail(ErrnoStatus(
           mode == OpenMode::kCreate ? "cannot create the file" : "cannot open the file", path));

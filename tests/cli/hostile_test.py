@@ -134,6 +134,22 @@ class Places(Hostile):
         self.assertEqual(self.snapshot(), before)
         self.assertTrue(os.path.exists("/dev/null") and not os.path.isfile("/dev/null"))
 
+    def test_traces_and_reports_replace_only_their_own(self):
+        files = [f for f in command.files_below(self.store) if os.path.getsize(f) > 0]
+        before = {f: open(f, "rb").read() for f in files}
+        run = os.path.join(self.root, "run.json")
+        with open(run, "w", encoding="utf-8") as out:
+            out.write(command.must("boot", self.store, "--json").stdout)
+        for path in files[:4] + [run]:
+            done = command.run("boot", self.store, "--trace", path)
+            self.assertEqual(done.returncode, 2, (path, done.stderr))
+            done = command.run("report", run, "-o", path)
+            self.assertEqual(done.returncode, 2, (path, done.stderr))
+        self.assertEqual(before, {f: open(f, "rb").read() for f in files})
+        for _ in range(2):
+            command.must("boot", self.store, "--trace", os.path.join(self.root, "t"), "-q")
+            command.must("report", run, "-o", os.path.join(self.root, "r"), "-q")
+
     def test_a_fifo_in_a_files_place_does_not_hang(self):
         for name in ("manifest", "layer-0000.base", "layer-0000.delta-quintal",
                      "layer-0000.source"):
