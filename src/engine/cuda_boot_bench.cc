@@ -11,6 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/fault_guard.h"
@@ -38,6 +39,9 @@ struct Options {
   uint64_t window_bytes = 64 * kMiB;           // of it, at a time
   std::vector<uint64_t> rings = {128 * kMiB};  // bytes of the ring
   bool verified_only = false;
+  // Between boots: the driver clears device memory after it was freed, and the next allocation
+  // waits for that when most of the memory is concerned.
+  uint64_t pause_seconds = 0;
   std::string json_path;
 };
 
@@ -212,6 +216,7 @@ Result<void> Measure(const Options& options, nlohmann::ordered_json* json) {
             const Setting setting = {count, piece, ring, mapped, options.window_bytes};
             std::vector<Sample> samples;
             for (size_t round = 0; round < options.rounds; ++round) {
+              std::this_thread::sleep_for(std::chrono::seconds(options.pause_seconds));
               HP_ASSIGN(const Sample sample, BootOnce(options, setting, way, nullptr, &bytes));
               samples.push_back(sample);
             }
@@ -281,13 +286,15 @@ int main(int argc, char** argv) {
       options.mapped = hotplane::ParseList(argv[++i], 1);
     } else if (argument == "--window-mib" && has_value) {
       options.window_bytes = hotplane::ParseList(argv[++i], hotplane::kMiB).front();
+    } else if (argument == "--pause" && has_value) {
+      options.pause_seconds = std::stoull(argv[++i]);
     } else if (argument == "--json" && has_value) {
       options.json_path = argv[++i];
     } else {
       std::fprintf(stderr,
                    "usage: %s [--smoke] [--store DIR] [--layers N] [--rounds N] [--workers N,N] "
                    "[--piece-mib N,N] [--ring-mib N,N] [--mapped N,N] [--window-mib N] "
-                   "[--verified-only] [--json FILE]\n",
+                   "[--verified-only] [--pause SECONDS] [--json FILE]\n",
                    argv[0]);
       return 2;
     }

@@ -2,12 +2,14 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
+#include <linux/magic.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <stddef.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +18,7 @@
 #include <cstdio>
 #include <functional>
 
+#include "base/format_text.h"
 #include "base/units.h"
 #include "io/env.h"
 #include "io/test_directory.h"
@@ -206,6 +209,22 @@ bool MountSmallDisk(const std::string& path) {
   return unshare(CLONE_NEWNS) == 0 &&
          mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
          mount("small", path.c_str(), "tmpfs", 0, "size=1m") == 0;
+}
+
+TEST(PosixEnv, FilesInMemoryAreCachedWithoutCounting) {
+  struct statfs system;
+  if (statfs("/dev/shm", &system) != 0 || system.f_type != TMPFS_MAGIC)
+    GTEST_SKIP() << "there is no tmpfs here";
+  const std::string path = Text("/dev/shm/hotplane-test-{}", getpid());
+  {
+    const auto file = PosixEnv().Open(path, OpenMode::kCreate).value();
+    ASSERT_TRUE(WriteFully(*file, 0, std::vector<std::byte>(3 * kPageBytes + 5)).has_value());
+    EXPECT_EQ(*file->CachedBytes(0, 0), 3 * kPageBytes + 5);
+    EXPECT_EQ(*file->CachedBytes(kPageBytes, kPageBytes), kPageBytes);
+    EXPECT_EQ(*file->CachedBytes(3 * kPageBytes, kPageBytes), 5u);
+    EXPECT_EQ(*file->CachedBytes(4 * kPageBytes, 1), 0u);
+  }
+  EXPECT_TRUE(PosixEnv().Remove(path).has_value());
 }
 
 TEST(PosixEnv, FullDiskIsCapacityAndLeavesNothing) {
