@@ -52,7 +52,8 @@ class Doctor {
   std::vector<Finding> findings_;
   double copy_rate_ = 0;
   double read_rate_ = 0;
-  std::string device_;
+  std::string device_;  // empty: none was asked for, or it cannot be opened
+  uint64_t device_free_bytes_ = 0;
   DeviceRates device_rates_;
 };
 
@@ -99,6 +100,7 @@ Result<void> Doctor::CheckDevice() {
   device_ = (*device)->name();
   const DeviceTimes times = (*device)->times();
   HP_ASSIGN(const DeviceMemory memory, (*device)->Memory());
+  device_free_bytes_ = memory.free_bytes;
   Add(true, "device",
       Text("{}: {} free of {}; opened in {} (context {}, ring of {} {})", device_,
            FormatBytes(memory.free_bytes), FormatBytes(memory.total_bytes),
@@ -129,7 +131,10 @@ const char* FileSystemName(const std::string& path) {
 }
 
 void Doctor::CheckCache(uint64_t bytes, uint64_t cached) {
-  const double seconds = copy_rate_ > 0 ? static_cast<double>(bytes) / copy_rate_ : 0;
+  // Onto a device the slower of the two decides: the link, or the copy to pinned memory.
+  const double link = device_rates_.pinned_copy;
+  const double rate = link > 0 ? std::min(link, copy_rate_) : copy_rate_;
+  const double seconds = rate > 0 ? static_cast<double>(bytes) / rate : 0;
   if (cached >= bytes - bytes / 64) {
     Add(true, "cache",
         Text("all of {} in the page cache: next boot about {}, mapped {}", FormatBytes(bytes),
@@ -192,11 +197,12 @@ Result<void> Doctor::CheckStore() {
   if (!generation.locked())
     Add(false, "locks",
         "this file system refuses locks: `hotplane gc` cannot see who uses the store");
-  const MemoryLimit limit = ReadMemoryLimit();
-  if (base_bytes > limit.available_bytes)
+  const uint64_t free_bytes =
+      device_.empty() ? ReadMemoryLimit().available_bytes : device_free_bytes_;
+  if (base_bytes > free_bytes)
     Add(false, "fit",
-        Text("{} of planes, {} of memory available: boot with --map or fewer --layers",
-             FormatBytes(base_bytes), FormatBytes(limit.available_bytes)));
+        Text("{} of planes, {} of {}memory available: boot with --map or fewer --layers",
+             FormatBytes(base_bytes), FormatBytes(free_bytes), device_.empty() ? "" : "device "));
   if (base_bytes > 0) CheckCache(base_bytes, cached_bytes);
   return {};
 }
