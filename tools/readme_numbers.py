@@ -114,7 +114,33 @@ def numbers(result, path):
     table = ["| what | reached | limit, same run | share |", "|---|---|---|---|",
              *boot_rows(figures["boot"]), *quantize_rows(figures["quantize"]),
              *(line for name in ("build", "build_nvfp4") for line in build_rows(figures[name]))]
-    return "\n".join([head, "", *restart, *table])
+    return "\n".join([head, "", *restart, *table, *cuda_rows()])
+
+
+def cuda_rows():
+    """Of the newest result of a GPU: each boot beside the pinned copy of its run."""
+    paths = sorted((ROOT / "bench/results/cuda").glob("*.json"))
+    if not paths:
+        return []
+    path = max(paths, key=lambda each: json.loads(each.read_text())["date"])
+    result = json.loads(path.read_text())
+    machine = result["machine"]
+    lines = ["", f"{machine['gpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, kernel "
+             f"{machine['kernel']}; {result['date']}, medians, from the boot call on an open device "
+             f"to the last layer verified; all figures: [{path.name}]({path.relative_to(ROOT)}).",
+             "",
+             "| boot into the GPU | reached | first layer | pinned copy, same run | share | command |",
+             "|---|---|---|---|---|---|"]
+    for key, source in (("warm_ext4_32_layers", "ext4"), ("warm_tmpfs_44_layers", "tmpfs")):
+        run = result[key]
+        for row in run["rows"]:
+            lines.append(
+                f"| {run['bytes'] / 2**30:.2f} GiB from {source}, {row['way']} | "
+                f"{row['gigabytes_per_second']:.1f} GB/s, {row['seconds_ready']:.2f} s | "
+                f"{1e3 * row['seconds_first_layer']:.0f} ms | "
+                f"{run['pinned_copy_16mib_gigabytes_per_second']:.1f} GB/s | "
+                f"{100 * row['share_of_pinned_copy']:.0f}% | `{run['command']}` |")
+    return lines
 
 
 def main():

@@ -47,7 +47,7 @@ auto RetryOnSignal(Call call) {
   return result;
 }
 
-// tmpfs: a file there is nowhere but in the page cache.
+// tmpfs: a file there is in the page cache, or in swap as other memory is.
 bool IsMemory(int fd) {
   struct statfs system;
   return fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
