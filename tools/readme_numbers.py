@@ -125,12 +125,13 @@ def cuda_rows():
     path = max(paths, key=lambda each: json.loads(each.read_text())["date"])
     result = json.loads(path.read_text())
     machine = result["machine"]
-    lines = ["", f"{machine['gpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, kernel "
-             f"{machine['kernel']}; {result['date']}, medians, from the boot call on an open device "
-             f"to the last layer verified; all figures: [{path.name}]({path.relative_to(ROOT)}).",
-             "",
-             "| boot into the GPU | reached | first layer | pinned copy, same run | share | command |",
-             "|---|---|---|---|---|---|"]
+    head = (f"{machine['gpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, kernel "
+            f"{machine['kernel']}; {result['date']}, medians, from the boot call on an open "
+            "device to the last layer verified; all figures: "
+            f"[{path.name}]({path.relative_to(ROOT)}).")
+    columns = ("boot into the GPU", "reached", "first layer", "pinned copy, same run", "share",
+               "command")
+    lines = ["", head, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for key, source in (("warm_ext4_32_layers", "ext4"), ("warm_tmpfs_44_layers", "tmpfs")):
         run = result[key]
         for row in run["rows"]:
