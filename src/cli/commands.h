@@ -25,5 +25,6 @@ Result<void> RunGc(const Context& context);
 Result<void> RunSynth(const Context& context);
 Result<void> RunDoctor(const Context& context);
 Result<void> RunReport(const Context& context);
+Result<void> RunFidelity(const Context& context);
 
 }  // namespace hotplane::cli

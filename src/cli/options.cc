@@ -118,6 +118,7 @@ class Parser {
   void AddSynth();
   void AddDoctor();
   void AddReport();
+  void AddFidelity();
   void AddTrace(CLI::App* app);
   void AddDevice(CLI::App* app, const char* description);
   void AddGeneration(CLI::App* app);
@@ -391,6 +392,18 @@ void Parser::AddReport() {
   app->add_option("--trace", options_.trace, "What the same run wrote with --trace");
 }
 
+void Parser::AddFidelity() {
+  CLI::App* const app =
+      AddCommand(Command::kFidelity, "fidelity",
+                 "Measure how far a store's weights are from the checkpoint's, by layer and tier",
+                 "hotplane fidelity /models/DeepSeek-V4-Flash --store /store");
+  app->add_option("CHECKPOINT", options_.path, "What the store was built from")->required();
+  app->add_option("--store", options_.store, "The store")->required()->envname("HOTPLANE_STORE");
+  AddGeneration(app);
+  app->add_option("--layers", options_.layers, "A-B, a list such as 0,4-7, main, or mtp");
+  AddWorkers(app);
+}
+
 Parser::Parser() {
   app_.require_subcommand(1);
   app_.set_version_flag("--version", std::string("hotplane ") + HOTPLANE_VERSION_TEXT);
@@ -404,6 +417,7 @@ Parser::Parser() {
   AddSynth();
   AddDoctor();
   AddReport();
+  AddFidelity();
 }
 
 Result<void> Parser::FinishTiers() {

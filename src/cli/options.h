@@ -26,6 +26,7 @@ enum class Command : uint8_t {
   kSynth,
   kDoctor,
   kReport,
+  kFidelity,
 };
 
 struct CommonOptions {

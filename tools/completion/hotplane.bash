@@ -24,6 +24,7 @@ _hotplane_options() {
       ;;
     doctor) echo "$general --store --generation --device --workers" ;;
     report) echo "$general --out --trace" ;;
+    fidelity) echo "$general --store --generation --layers --workers" ;;
     *) echo "--version --help" ;;
   esac
 }
@@ -50,7 +51,7 @@ _hotplane() {
   local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} values
   COMPREPLY=()
   if [[ $COMP_CWORD -eq 1 && $word != -* ]]; then
-    values="build boot warm inspect verify export gc synth doctor report"
+    values="build boot warm inspect verify export gc synth doctor report fidelity"
   else
     values=$(_hotplane_values "$before")
     if [[ -z $values && $word == -* ]]; then

@@ -1,0 +1,34 @@
+#include "boot/paired_generation.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/format_text.h"
+#include "boot/describe.h"
+
+namespace hotplane {
+
+Result<Generation> OpenPairedGeneration(const Store& store, std::string_view prefix,
+                                        const Checkpoint& checkpoint, const MoeModel& model,
+                                        const CancelToken* cancel) {
+  HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint, model));
+  HP_ASSIGN(const std::vector<Store::Entry> found, store.FindGenerations(prefix));
+  std::vector<Store::Entry> mine;
+  std::copy_if(found.begin(), found.end(), std::back_inserter(mine),
+               [&](const Store::Entry& entry) {
+                 return entry.identity && entry.identity->source_fingerprint == fingerprint;
+               });
+  if (mine.size() > 1)
+    return Fail(Status::Usage(Text("{} generations of this store were built from this checkpoint",
+                                   mine.size()))
+                    .File(store.directory())
+                    .Found(Store::ListText(mine))
+                    .Advice("choose one with --generation"));
+  const std::string name = mine.empty() ? std::string(prefix) : ToHex(mine.front().id);
+  HP_ASSIGN(Generation generation, store.OpenGeneration(name, {.cancel = cancel}));
+  HP_TRY(CheckSamePair(generation, checkpoint, model, fingerprint));
+  return generation;
+}
+
+}  // namespace hotplane

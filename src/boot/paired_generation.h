@@ -1,0 +1,19 @@
+// Of a store's generations, the one that was built from a checkpoint.
+#pragma once
+
+#include <string_view>
+
+#include "base/cancel.h"
+#include "base/status.h"
+#include "checkpoint/moe_source.h"
+#include "store/store.h"
+
+namespace hotplane {
+
+// Opens the generation whose name begins with `prefix` and whose source is `checkpoint`. kUsage
+// with the list when there are several, kData when none was built from it.
+Result<Generation> OpenPairedGeneration(const Store& store, std::string_view prefix,
+                                        const Checkpoint& checkpoint, const MoeModel& model,
+                                        const CancelToken* cancel);
+
+}  // namespace hotplane
