@@ -10,7 +10,7 @@
 #include "base/sweep_step.h"
 #include "base/units.h"
 #include "boot/boot_testing.h"
-#include "boot/limits.h"
+#include "base/limits.h"
 #include "io/fault_env.h"
 
 namespace hotplane {

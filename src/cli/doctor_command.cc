@@ -7,7 +7,7 @@
 #include "base/topology.h"
 #include "base/units.h"
 #include "boot/describe.h"
-#include "boot/limits.h"
+#include "base/limits.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "device/device.h"

@@ -18,7 +18,7 @@
 #include "base/format_text.h"
 #include "base/topology.h"
 #include "base/units.h"
-#include "boot/limits.h"
+#include "base/limits.h"
 #include "engine/engine.h"
 #include "engine/synth.h"
 #include "engine/warm.h"

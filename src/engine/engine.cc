@@ -14,7 +14,7 @@
 #include "base/units.h"
 #include "boot/describe.h"
 #include "boot/layer_selection.h"
-#include "boot/limits.h"
+#include "base/limits.h"
 #include "boot/plan_facts.h"
 #include "boot/source_stamp.h"
 #include "engine/report_json.h"

@@ -31,7 +31,7 @@
 #include "base/memory.h"
 #include "base/topology.h"
 #include "base/units.h"
-#include "boot/limits.h"
+#include "base/limits.h"
 #include "engine/engine.h"
 #include "engine/synth.h"
 #include "engine/warm.h"

@@ -30,15 +30,16 @@ LAYERS = {
     "device": {"base"},
     "checkpoint": {"base", "io", "format"},
     "quant": {"base", "format"},
+    "moe": {"base", "format", "quant"},
     "store": {"base", "io", "format"},
     "boot": BELOW_BOOT,
-    "engine": BELOW_BOOT | {"boot"},
-    "capi": BELOW_BOOT | {"boot", "engine"},
-    "cli": BELOW_BOOT | {"boot", "engine"},
+    "engine": BELOW_BOOT | {"moe", "boot"},
+    "capi": BELOW_BOOT | {"moe", "boot", "engine"},
+    "cli": BELOW_BOOT | {"moe", "boot", "engine"},
 }
 # Tests and benchmarks compose freely, but never reach up.
 RANK = {"base": 0, "io": 1, "format": 1, "device": 1, "checkpoint": 2, "quant": 2, "store": 2,
-        "boot": 3, "engine": 4, "capi": 5, "cli": 5}
+        "moe": 3, "boot": 3, "engine": 4, "capi": 5, "cli": 5}
 
 MARKERS = re.compile(r"\b(" + "|".join(["TO" "DO", "FIX" "ME", "XX" "X", "HA" "CK"]) + r")\b")
 BANNED_NAMES = re.compile(

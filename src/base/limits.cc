@@ -1,4 +1,4 @@
-#include "boot/limits.h"
+#include "base/limits.h"
 
 #include <sys/sysinfo.h>
 

@@ -1,0 +1,346 @@
+#include "moe/moe.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "base/format_text.h"
+#include "moe/activation.h"
+#include "moe/routing.h"
+
+namespace hotplane {
+namespace {
+
+// Columns of the intermediate, or rows of the output, of one piece of work: a multiple of the scale
+// block, and a divisor of H and I.
+constexpr size_t kPieceRows = 64;
+static_assert(kPieceRows % kScaleBlock == 0 && kPieceRows % kStripRows == 0);
+// Tokens of one expert that a piece takes at once: what bounds its memory on the stack.
+constexpr size_t kTokensMax = 64;
+
+bool IsFinite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7F800000u) != 0x7F800000u; }
+
+Result<void> CheckFinite(const MoeCall& call, const char* what, const float* values, size_t width) {
+  const size_t count = call.token_count * width;
+  bool finite = true;
+  for (size_t i = 0; i < count; ++i) finite &= IsFinite(values[i]);
+  if (finite) return {};
+  const size_t i = static_cast<size_t>(
+      std::find_if(values, values + count, [](float v) { return !IsFinite(v); }) - values);
+  return Fail(Status::Usage(Text("layer {}: {} [{}, {}] is not finite", call.layer, what, i / width,
+                                 i % width))
+                  .Expected("finite numbers")
+                  .Found(Text("{}", values[i]))
+                  .Advice("an earlier layer of the model has overflowed, or its input is wrong"));
+}
+
+// One matrix of one expert as strips.
+struct Matrix {
+  StripFormat format = StripFormat::kCodes;
+  size_t k = 0;
+  const std::byte* codes = nullptr;
+  const std::byte* scales = nullptr;
+  const std::byte* nibbles = nullptr;
+  const std::byte* quintals = nullptr;  // with codes, instead of nibbles
+};
+
+Matrix MatrixOf(const ExpertWeights& expert, bool w13, const LayerGeometry& geometry) {
+  Matrix matrix;
+  matrix.k = w13 ? geometry.k13() : geometry.k2();
+  matrix.codes = w13 ? expert.planes13 : expert.planes2;
+  matrix.scales = w13 ? expert.sc13 : expert.sc2;
+  if (expert.precision == Precision::kFp4) {
+    matrix.format = StripFormat::kNibbles;
+    const std::byte* fp = w13 ? expert.fp13 : expert.fp2;
+    (expert.fp_encoding == Encoding::kDeltaQuintal ? matrix.quintals : matrix.nibbles) = fp;
+  }
+  return matrix;
+}
+
+// Activations of many rows, [count, k], in the form that the arithmetic takes.
+class Rows {
+ public:
+  Rows(Arithmetic arithmetic, size_t count, size_t k)
+      : fast_(arithmetic == Arithmetic::kFast), k_(k) {
+    if (fast_) {
+      values_.resize(count * k);
+      scales_.resize(count * k / kScaleBlock);
+      for (auto& starts : starts_) starts.resize(count * k / kScaleBlock);
+    } else {
+      floats_.resize(count * k);
+    }
+  }
+
+  // Columns [column, column + count) of one row; whole blocks of 32.
+  void Set(size_t row, size_t column, const float* from, size_t count) {
+    const size_t at = row * k_ + column;
+    if (!fast_) {
+      std::memcpy(floats_.data() + at, from, count * sizeof(float));
+      return;
+    }
+    const size_t block = at / kScaleBlock;
+    int32_t* const starts[kStripFormats] = {starts_[0].data() + block, starts_[1].data() + block};
+    QuantizeActivations(from, count, values_.data() + at, scales_.data() + block, starts);
+  }
+
+  const float* Floats(size_t row) const { return floats_.data() + row * k_; }
+  QuantizedRow Quantized(size_t row, StripFormat format) const {
+    const size_t block = row * k_ / kScaleBlock;
+    return {values_.data() + row * k_, scales_.data() + block,
+            starts_[static_cast<size_t>(format)].data() + block};
+  }
+
+ private:
+  bool fast_;
+  size_t k_;
+  std::vector<float> floats_;
+  std::vector<int8_t> values_;
+  std::vector<float> scales_;
+  std::array<std::vector<int32_t>, kStripFormats> starts_;
+};
+
+class Forward {
+ public:
+  Forward(const MoeCall& call, const MoeKernels& kernels, WorkerPool& pool)
+      : call_(call),
+        kernels_(kernels),
+        pool_(pool),
+        routing_(RouteByExpert({call.ids, call.token_count * call.top_k}, call.geometry.experts)),
+        strips_(pool.worker_count()),
+        x_(call.arithmetic, call.token_count, call.geometry.k13()),
+        hidden_(call.arithmetic, call.token_count * call.top_k, call.geometry.k2()),
+        results_(call.token_count * call.top_k * call.geometry.n2()) {}
+
+  Result<void> Run() {
+    HP_TRY(CheckWeights());
+    HP_TRY(SetX());
+    const size_t pieces13 = call_.geometry.k2() / kPieceRows;
+    HP_TRY(pool_.ParallelFor(routing_.groups.size() * pieces13, [&](size_t index, size_t worker) {
+      return GateUp(routing_.groups[index / pieces13], index % pieces13, worker);
+    }));
+    const size_t pieces2 = call_.geometry.n2() / kPieceRows;
+    HP_TRY(pool_.ParallelFor(routing_.groups.size() * pieces2, [&](size_t index, size_t worker) {
+      return Down(routing_.groups[index / pieces2], index % pieces2, worker);
+    }));
+    return Combine();
+  }
+
+ private:
+  Result<void> CheckWeights() const;
+  Result<void> SetX();
+  Result<void> GateUp(const Routing::Group& group, size_t piece, size_t worker);
+  Result<void> Down(const Routing::Group& group, size_t piece, size_t worker);
+  Result<void> Combine();
+
+  // out[i*16 + row] of one strip, for the given rows of `from`.
+  Result<void> Multiply(const Matrix& matrix, size_t strip, const Rows& from,
+                        std::span<const uint32_t> rows, uint32_t expert, size_t worker, float* out);
+  Result<const std::byte*> Nibbles(const Matrix& matrix, size_t strip, uint32_t expert,
+                                   size_t worker);
+
+  // A few tokens are quicker done than handed to other threads.
+  static constexpr size_t kParallelElements = size_t{64} << 10;
+
+  const MoeCall& call_;
+  const MoeKernels& kernels_;
+  WorkerPool& pool_;
+  Routing routing_;
+  std::vector<std::vector<std::byte>> strips_;  // by worker: nibbles of one strip
+  Rows x_;
+  Rows hidden_;                 // by assignment
+  std::vector<float> results_;  // [assignment, H]
+};
+
+Result<void> Forward::CheckWeights() const {
+  for (const Routing::Group& group : routing_.groups) {
+    const ExpertWeights& expert = call_.experts[group.expert];
+    const auto missing = [&](const char* part) {
+      return Fail(Status::Data(Text("layer {}, expert {}: {} is not at hand", call_.layer,
+                                    group.expert, part))
+                      .Expected(expert.precision == Precision::kFp4 ? "the expert's FP4 weights"
+                                                                    : "the expert's base weights")
+                      .Advice("boot the layer with this expert, or ask for another precision"));
+    };
+    if (expert.precision == Precision::kInvalid) return missing("every part");
+    const bool fp4 = expert.precision == Precision::kFp4;
+    const bool codes = !fp4 || expert.fp_encoding == Encoding::kDeltaQuintal;
+    if (codes && expert.planes13 == nullptr) return missing("planes13");
+    if (codes && expert.planes2 == nullptr) return missing("planes2");
+    if (expert.sc13 == nullptr) return missing("sc13");
+    if (expert.sc2 == nullptr) return missing("sc2");
+    if (fp4 && expert.fp13 == nullptr) return missing("fp13");
+    if (fp4 && expert.fp2 == nullptr) return missing("fp2");
+    if (call_.geometry.biases && expert.bias13 == nullptr) return missing("bias13");
+    if (call_.geometry.biases && expert.bias2 == nullptr) return missing("bias2");
+  }
+  return {};
+}
+
+Result<void> Forward::SetX() {
+  const size_t k = call_.geometry.k13();
+  const auto set = [&](size_t token, size_t) -> Result<void> {
+    x_.Set(token, 0, call_.x + token * k, k);
+    return {};
+  };
+  if (call_.token_count * k >= kParallelElements) return pool_.ParallelFor(call_.token_count, set);
+  for (size_t token = 0; token < call_.token_count; ++token) HP_TRY(set(token, 0));
+  return {};
+}
+
+Result<const std::byte*> Forward::Nibbles(const Matrix& matrix, size_t strip, uint32_t expert,
+                                          size_t worker) {
+  if (matrix.nibbles != nullptr)
+    return matrix.nibbles + strip * NibblePlaneBytes(kStripRows, matrix.k);
+  std::vector<std::byte>& nibbles = strips_[worker];
+  nibbles.resize(NibblePlaneBytes(kStripRows, matrix.k));
+  static const Kernels& quant = *AvailableKernels().front();
+  const bool valid = quant.merge(matrix.codes + strip * CodePlaneBytes(kStripRows, matrix.k),
+                                 matrix.quintals + strip * QuintalPlaneBytes(kStripRows, matrix.k),
+                                 kStripRows, matrix.k, nibbles.data());
+  if (!valid)
+    return Fail(Status::Data(Text("layer {}, expert {}: quintals do not belong to the base codes",
+                                  call_.layer, expert))
+                    .Expected("both tiers built from the same weights")
+                    .Advice("run `hotplane verify` on the store, then build the delta tier again"));
+  return nibbles.data();
+}
+
+Result<void> Forward::Multiply(const Matrix& matrix, size_t strip, const Rows& from,
+                               std::span<const uint32_t> rows, uint32_t expert, size_t worker,
+                               float* out) {
+  const std::byte* elements = matrix.codes + strip * CodePlaneBytes(kStripRows, matrix.k);
+  if (matrix.format == StripFormat::kNibbles) {
+    HP_ASSIGN(elements, Nibbles(matrix, strip, expert, worker));
+  }
+  const std::byte* scales = matrix.scales + strip * ScalePlaneBytes(kStripRows, matrix.k);
+  const auto format = static_cast<size_t>(matrix.format);
+  if (call_.arithmetic == Arithmetic::kFast) {
+    std::array<QuantizedRow, kTokensMax> quantized;
+    for (size_t i = 0; i < rows.size(); ++i) quantized[i] = from.Quantized(rows[i], matrix.format);
+    kernels_.fast[format](elements, scales, matrix.k, quantized.data(), rows.size(), out);
+  } else {
+    std::array<const float*, kTokensMax> floats;
+    for (size_t i = 0; i < rows.size(); ++i) floats[i] = from.Floats(rows[i]);
+    kernels_.exact[format](elements, scales, matrix.k, floats.data(), rows.size(), out);
+  }
+  return {};
+}
+
+// Adds row's bias to column `row` of each token's outputs.
+void AddBias(const std::byte* bias, size_t first_row, size_t count, float* out) {
+  if (bias == nullptr) return;
+  std::array<float, kStripRows> of_strip;
+  std::memcpy(of_strip.data(), bias + first_row * sizeof(float), sizeof of_strip);
+  for (size_t i = 0; i < count; ++i)
+    for (size_t row = 0; row < kStripRows; ++row) out[i * kStripRows + row] += of_strip[row];
+}
+
+Result<void> Forward::GateUp(const Routing::Group& group, size_t piece, size_t worker) {
+  const ExpertWeights& expert = call_.experts[group.expert];
+  const Matrix w13 = MatrixOf(expert, true, call_.geometry);
+  const std::byte* bias = call_.geometry.biases ? expert.bias13 : nullptr;
+  const size_t up_strip = call_.geometry.k2() / kStripRows;
+  for (size_t begin = group.begin; begin < group.end; begin += kTokensMax) {
+    const size_t count = std::min(kTokensMax, group.end - begin);
+    const std::span<const uint32_t> assignments(routing_.order.data() + begin, count);
+    std::array<uint32_t, kTokensMax> tokens;
+    for (size_t i = 0; i < count; ++i)
+      tokens[i] = static_cast<uint32_t>(assignments[i] / call_.top_k);
+    std::array<float, kTokensMax * kPieceRows> hidden;
+    std::array<float, kTokensMax * kStripRows> gate, up;
+    for (size_t s = 0; s < kPieceRows / kStripRows; ++s) {
+      const size_t strip = piece * (kPieceRows / kStripRows) + s;
+      HP_TRY(Multiply(w13, strip, x_, {tokens.data(), count}, group.expert, worker, gate.data()));
+      HP_TRY(Multiply(w13, up_strip + strip, x_, {tokens.data(), count}, group.expert, worker,
+                      up.data()));
+      AddBias(bias, strip * kStripRows, count, gate.data());
+      AddBias(bias, (up_strip + strip) * kStripRows, count, up.data());
+      Activate(call_.activation, gate.data(), up.data(), count * kStripRows, gate.data());
+      for (size_t i = 0; i < count; ++i)
+        std::copy_n(gate.data() + i * kStripRows, kStripRows,
+                    hidden.data() + i * kPieceRows + s * kStripRows);
+    }
+    for (size_t i = 0; i < count; ++i)
+      hidden_.Set(assignments[i], piece * kPieceRows, hidden.data() + i * kPieceRows, kPieceRows);
+  }
+  return {};
+}
+
+Result<void> Forward::Down(const Routing::Group& group, size_t piece, size_t worker) {
+  const ExpertWeights& expert = call_.experts[group.expert];
+  const Matrix w2 = MatrixOf(expert, false, call_.geometry);
+  const std::byte* bias = call_.geometry.biases ? expert.bias2 : nullptr;
+  for (size_t begin = group.begin; begin < group.end; begin += kTokensMax) {
+    const size_t count = std::min(kTokensMax, group.end - begin);
+    const std::span<const uint32_t> assignments(routing_.order.data() + begin, count);
+    for (size_t s = 0; s < kPieceRows / kStripRows; ++s) {
+      const size_t strip = piece * (kPieceRows / kStripRows) + s;
+      std::array<float, kTokensMax * kStripRows> out;
+      HP_TRY(Multiply(w2, strip, hidden_, assignments, group.expert, worker, out.data()));
+      AddBias(bias, strip * kStripRows, count, out.data());
+      for (size_t i = 0; i < count; ++i)
+        std::copy_n(out.data() + i * kStripRows, kStripRows,
+                    results_.data() + assignments[i] * call_.geometry.n2() + strip * kStripRows);
+    }
+  }
+  return {};
+}
+
+// Slots in their own order, whatever order the experts were computed in.
+Result<void> Forward::Combine() {
+  const size_t width = call_.geometry.n2();
+  const auto combine = [&](size_t token, size_t) -> Result<void> {
+    float* y = call_.y + token * width;
+    std::fill_n(y, width, 0.0f);
+    for (size_t slot = 0; slot < call_.top_k; ++slot) {
+      const size_t assignment = token * call_.top_k + slot;
+      const float weight = call_.weights[assignment];
+      const float* result = results_.data() + assignment * width;
+      for (size_t i = 0; i < width; ++i) y[i] += weight * result[i];
+    }
+    return {};
+  };
+  if (results_.size() >= kParallelElements) return pool_.ParallelFor(call_.token_count, combine);
+  for (size_t token = 0; token < call_.token_count; ++token) HP_TRY(combine(token, 0));
+  return {};
+}
+
+}  // namespace
+
+Result<void> CheckMoeCall(const MoeCall& call) {
+  if (call.token_count == 0) return {};
+  const auto null = [&](const char* what) {
+    return Fail(Status::Usage(Text("layer {}: {} is null", call.layer, what)));
+  };
+  if (call.arithmetic != Arithmetic::kFast && call.arithmetic != Arithmetic::kExact)
+    return Fail(Status::Usage("no such arithmetic").Expected("fast or exact"));
+  if (call.x == nullptr) return null("x");
+  if (call.y == nullptr) return null("y");
+  if (call.top_k > 0 && call.ids == nullptr) return null("ids");
+  if (call.top_k > 0 && call.weights == nullptr) return null("weights");
+  // Assignments are counted in 32 bits.
+  if (call.top_k > UINT32_MAX / call.token_count)
+    return Fail(Status::Usage(Text("layer {}: too many tokens in one call", call.layer))
+                    .Expected(Text("tokens * experts per token at most {}", UINT32_MAX))
+                    .Found(Text("{} * {}", call.token_count, call.top_k)));
+  for (size_t i = 0; i < call.token_count * call.top_k; ++i) {
+    if (call.ids[i] >= 0 && static_cast<uint32_t>(call.ids[i]) < call.geometry.experts) continue;
+    return Fail(Status::Usage(Text("layer {}: ids [{}, {}] is no expert of it", call.layer,
+                                   i / call.top_k, i % call.top_k))
+                    .Expected(Text("0 to {}", call.geometry.experts - 1))
+                    .Found(Text("{}", call.ids[i])));
+  }
+  HP_TRY(CheckFinite(call, "x", call.x, call.geometry.hidden));
+  return CheckFinite(call, "weights", call.weights, call.top_k);
+}
+
+Result<void> MoeForward(const MoeCall& call, const MoeKernels& kernels, WorkerPool& pool) {
+  if (call.token_count == 0) return {};
+  HP_CHECK(call.experts.size() == call.geometry.experts);
+  return Forward(call, kernels, pool).Run();
+}
+
+}  // namespace hotplane

@@ -1,0 +1,313 @@
+// The operator: one table of cases, every variant, against float64.
+#include "moe/moe.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "moe/moe_testing.h"
+#include "moe/reference.h"
+#include "moe/routing.h"
+
+namespace hotplane {
+namespace {
+
+constexpr Activation kSilu = {ActivationKind::kSiluGated, 0, 0};
+constexpr Activation kDeepSeek = {ActivationKind::kSiluGatedClamped, 10, 0};
+constexpr Activation kGptOss = {ActivationKind::kSwigluOai, 7, 1.702};
+
+enum class Mix { kBase, kNibbles, kQuintals, kMixed };
+enum class Ids { kRandom, kOneExpert, kRepeated };
+
+struct Case {
+  const char* name;
+  uint32_t experts, hidden, intermediate;
+  size_t tokens, top_k;
+  Activation activation = kSilu;
+  bool biases = false;
+  Mix mix = Mix::kBase;
+  Ids ids = Ids::kRandom;
+  float amplitude = 1;  // of x
+};
+
+const Case kCases[] = {
+    {"one token", 8, 128, 64, 1, 2},
+    {"one token at FP4", 8, 128, 64, 1, 2, kSilu, false, Mix::kNibbles},
+    {"one token at FP4 from quintals", 8, 128, 64, 1, 2, kSilu, false, Mix::kQuintals},
+    {"both precisions in one call", 8, 128, 64, 9, 4, kSilu, false, Mix::kMixed},
+    {"shapes that are no powers of two", 5, 192, 320, 7, 3, kSilu, false, Mix::kMixed},
+    {"smallest shape", 1, 64, 64, 1, 1},
+    {"many experts, most without tokens", 512, 64, 64, 3, 2, kSilu, false, Mix::kMixed},
+    {"all tokens to one expert", 6, 128, 64, 130, 1, kSilu, false, Mix::kMixed, Ids::kOneExpert},
+    {"an expert twice for a token", 6, 128, 64, 5, 4, kSilu, false, Mix::kMixed, Ids::kRepeated},
+    {"no expert chosen", 4, 64, 64, 2, 0},
+    {"prefill", 8, 128, 128, 100, 3, kSilu, false, Mix::kMixed},
+    {"clamped", 6, 128, 64, 6, 3, kDeepSeek, false, Mix::kMixed, Ids::kRandom, 40},
+    {"gpt-oss", 6, 128, 192, 6, 3, kGptOss, true, Mix::kMixed},
+    {"gpt-oss beyond its clamps", 6, 128, 64, 6, 3, kGptOss, true, Mix::kMixed, Ids::kRandom, 30},
+    {"small activations", 4, 64, 64, 3, 2, kSilu, false, Mix::kMixed, Ids::kRandom, 1e-6f},
+};
+
+// A call with all that it points to.
+struct Problem {
+  TestLayer layer;
+  std::vector<ExpertWeights> experts;
+  std::vector<float> x, weights, y;
+  std::vector<int32_t> ids;
+  MoeCall call;
+
+  Problem(const Case& c, uint32_t seed)
+      : layer(TestLayer::Make({c.experts, c.hidden, c.intermediate, c.biases}, seed)) {
+    std::mt19937 random(seed);
+    for (size_t e = 0; e < c.experts; ++e) {
+      const bool fp4 = c.mix == Mix::kMixed ? random() % 2 == 0 : c.mix != Mix::kBase;
+      const bool quintals = c.mix == Mix::kMixed ? random() % 2 == 0 : c.mix == Mix::kQuintals;
+      experts.push_back(layer.Weights(e, fp4 ? Precision::kFp4 : Precision::kBase,
+                                      quintals ? Encoding::kDeltaQuintal : Encoding::kDeltaNibble));
+    }
+    x.resize(c.tokens * c.hidden);
+    for (float& v : x) v = c.amplitude * std::normal_distribution<float>()(random);
+    for (size_t i = 0; i < c.tokens * c.top_k; ++i) {
+      ids.push_back(c.ids == Ids::kOneExpert  ? static_cast<int32_t>(c.experts / 2)
+                    : c.ids == Ids::kRepeated ? static_cast<int32_t>(i / 2 % c.experts)
+                                              : static_cast<int32_t>(random() % c.experts));
+      weights.push_back(std::uniform_real_distribution<float>(-1, 1)(random));
+    }
+    // Filled, so that what is not written is seen.
+    y.assign(c.tokens * c.hidden, 12345.0f);
+    call.geometry = layer.geometry;
+    call.activation = c.activation;
+    call.arithmetic = Arithmetic::kExact;
+    call.token_count = c.tokens;
+    call.top_k = c.top_k;
+    call.x = x.data();
+    call.ids = ids.data();
+    call.weights = weights.data();
+    call.y = y.data();
+    call.experts = experts;
+  }
+  Problem(const Problem&) = delete;
+
+  std::vector<float> Run(const MoeKernels& kernels, WorkerPool& pool) {
+    const Result<void> checked = CheckMoeCall(call);
+    EXPECT_TRUE(checked) << checked.error().ToString();
+    const Result<void> done = MoeForward(call, kernels, pool);
+    EXPECT_TRUE(done) << done.error().ToString();
+    return y;
+  }
+};
+
+TEST(MoeForward, EveryVariantIsWithinTheBoundOfFloat64) {
+  WorkerPool pool(2);
+  for (const Case& c : kCases) {
+    for (const Arithmetic arithmetic : {Arithmetic::kExact, Arithmetic::kFast}) {
+      Problem problem(c, 7);
+      problem.call.arithmetic = arithmetic;
+      const MoeReference reference = ReferenceMoe(problem.call);
+      for (const MoeKernels* kernels : AvailableMoeKernels()) {
+        const std::vector<float> y = problem.Run(*kernels, pool);
+        for (size_t i = 0; i < y.size(); ++i)
+          ASSERT_LE(std::fabs(double{y[i]} - reference.y[i]), reference.bound[i])
+              << c.name << ", " << kernels->name << ", "
+              << (arithmetic == Arithmetic::kFast ? "fast" : "exact") << ", element " << i;
+      }
+    }
+  }
+}
+
+// The worst case of the fast arithmetic is far above what happens: every activation wrong by half a
+// step in the direction of its weight. So its error is measured too. For normal activations a step
+// is about 2.1/127 of their deviation, its rounding 1/sqrt(12) of that, 0.5%; once for x and once
+// for act.
+TEST(MoeForward, TheErrorIsSmallBesideTheResult) {
+  WorkerPool pool(2);
+  for (const Arithmetic arithmetic : {Arithmetic::kExact, Arithmetic::kFast}) {
+    Problem problem(kCases[10], 7);
+    problem.call.arithmetic = arithmetic;
+    const MoeReference reference = ReferenceMoe(problem.call);
+    const std::vector<float> y = problem.Run(*AvailableMoeKernels().front(), pool);
+    double errors = 0, squares = 0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      errors += std::pow(double{y[i]} - reference.y[i], 2);
+      squares += std::pow(reference.y[i], 2);
+    }
+    EXPECT_LT(std::sqrt(errors / squares), arithmetic == Arithmetic::kFast ? 0.02 : 1e-6);
+  }
+}
+
+TEST(MoeForward, IsTheSameForEveryVariantThreadCountAndRun) {
+  for (const Arithmetic arithmetic : {Arithmetic::kExact, Arithmetic::kFast}) {
+    Problem problem(kCases[10], 3);
+    problem.call.arithmetic = arithmetic;
+    WorkerPool one(1);
+    const std::vector<float> expected = problem.Run(*AvailableMoeKernels().front(), one);
+    for (const size_t workers : {1, 2, 3, 7}) {
+      WorkerPool pool(workers);
+      for (const MoeKernels* kernels : AvailableMoeKernels())
+        EXPECT_EQ(problem.Run(*kernels, pool), expected) << kernels->name << ", " << workers;
+    }
+  }
+}
+
+TEST(MoeForward, ATokenGivesTheSameAloneAndAmongOthers) {
+  for (const Arithmetic arithmetic : {Arithmetic::kExact, Arithmetic::kFast}) {
+    Problem problem(kCases[10], 4);
+    problem.call.arithmetic = arithmetic;
+    WorkerPool pool(2);
+    const MoeKernels& kernels = *AvailableMoeKernels().front();
+    const std::vector<float> all = problem.Run(kernels, pool);
+    const size_t width = problem.call.geometry.hidden;
+    for (const size_t token : {size_t{0}, size_t{42}, problem.call.token_count - 1}) {
+      MoeCall alone = problem.call;
+      std::vector<float> y(width);
+      alone.token_count = 1;
+      alone.x += token * width;
+      alone.ids += token * alone.top_k;
+      alone.weights += token * alone.top_k;
+      alone.y = y.data();
+      ASSERT_TRUE(MoeForward(alone, kernels, pool));
+      EXPECT_TRUE(
+          std::equal(y.begin(), y.end(), all.begin() + static_cast<ptrdiff_t>(token * width)));
+    }
+  }
+}
+
+TEST(MoeForward, Fp4IsTheSameToTheBitFromNibblesAndFromQuintals) {
+  WorkerPool pool(2);
+  for (const Arithmetic arithmetic : {Arithmetic::kExact, Arithmetic::kFast}) {
+    std::vector<std::vector<float>> results;
+    for (const Mix mix : {Mix::kNibbles, Mix::kQuintals}) {
+      Case c = kCases[10];
+      c.mix = mix;
+      Problem problem(c, 5);
+      problem.call.arithmetic = arithmetic;
+      results.push_back(problem.Run(*AvailableMoeKernels().front(), pool));
+    }
+    EXPECT_EQ(results[0], results[1]);
+  }
+}
+
+RC_GTEST_PROP(MoeForward, AnyShapeIsWithinTheBound, ()) {
+  Case c = {"random", 1, 64, 64, 1, 1};
+  c.experts = *rc::gen::inRange<uint32_t>(1, 9);
+  c.hidden = 64 * *rc::gen::inRange<uint32_t>(1, 4);
+  c.intermediate = 64 * *rc::gen::inRange<uint32_t>(1, 4);
+  c.tokens = *rc::gen::inRange<size_t>(0, 12);
+  c.top_k = *rc::gen::inRange<size_t>(0, 5);
+  c.mix = Mix::kMixed;
+  c.biases = *rc::gen::arbitrary<bool>();
+  c.activation = *rc::gen::element(kSilu, kDeepSeek, kGptOss);
+  Problem problem(c, *rc::gen::arbitrary<uint32_t>());
+  problem.call.arithmetic = *rc::gen::element(Arithmetic::kExact, Arithmetic::kFast);
+  const MoeReference reference = ReferenceMoe(problem.call);
+  WorkerPool pool(2);
+  const std::vector<float> y = problem.Run(*AvailableMoeKernels().front(), pool);
+  for (size_t i = 0; i < y.size(); ++i)
+    RC_ASSERT(std::fabs(double{y[i]} - reference.y[i]) <= reference.bound[i]);
+}
+
+TEST(MoeForward, NoTokensAreNoWork) {
+  WorkerPool pool(1);
+  MoeCall call;
+  EXPECT_TRUE(CheckMoeCall(call));
+  EXPECT_TRUE(MoeForward(call, *AvailableMoeKernels().front(), pool));
+}
+
+void ExpectRefused(const MoeCall& call, const std::string& text) {
+  const Result<void> checked = CheckMoeCall(call);
+  ASSERT_FALSE(checked) << text;
+  EXPECT_EQ(checked.error().code(), StatusCode::kUsage);
+  EXPECT_NE(checked.error().ToString().find(text), std::string::npos) << checked.error().ToString();
+}
+
+TEST(CheckMoeCall, NamesWhatIsWrongAndWhere) {
+  Problem problem(kCases[3], 1);
+  const float kBad[] = {std::nanf(""), std::numeric_limits<float>::infinity(),
+                        -std::numeric_limits<float>::infinity()};
+  for (const float bad : kBad) {
+    problem.x[128 * 2 + 5] = bad;
+    ExpectRefused(problem.call, "x [2, 5] is not finite");
+    problem.x[128 * 2 + 5] = 0;
+    problem.weights[4 * 8 + 3] = bad;
+    ExpectRefused(problem.call, "weights [8, 3] is not finite");
+    problem.weights[4 * 8 + 3] = 0;
+  }
+  for (const int32_t id : {-1, 8, INT32_MIN, INT32_MAX}) {
+    problem.ids[4 * 1 + 2] = id;
+    ExpectRefused(problem.call, "ids [1, 2] is no expert of it");
+  }
+  problem.ids[4 * 1 + 2] = 7;
+  EXPECT_TRUE(CheckMoeCall(problem.call));
+  const auto without = [&](auto member, const char* text) {
+    MoeCall call = problem.call;
+    call.*member = nullptr;
+    ExpectRefused(call, text);
+  };
+  without(&MoeCall::x, "x is null");
+  without(&MoeCall::y, "y is null");
+  without(&MoeCall::ids, "ids is null");
+  without(&MoeCall::weights, "weights is null");
+  MoeCall call = problem.call;
+  call.arithmetic = Arithmetic::kInvalid;
+  ExpectRefused(call, "no such arithmetic");
+  call = problem.call;
+  call.token_count = size_t{1} << 40;
+  ExpectRefused(call, "too many tokens");
+}
+
+TEST(MoeForward, AMissingPartIsNamedAndNeverZero) {
+  WorkerPool pool(1);
+  const MoeKernels& kernels = *AvailableMoeKernels().front();
+  const auto expect = [&](const Case& c, auto member, const char* part) {
+    Problem problem(c, 2);
+    const auto chosen = static_cast<size_t>(problem.ids[0]);
+    problem.experts[chosen].*member = {};
+    const Result<void> done = MoeForward(problem.call, kernels, pool);
+    ASSERT_FALSE(done) << part;
+    EXPECT_EQ(done.error().code(), StatusCode::kData);
+    const std::string text = done.error().ToString();
+    EXPECT_NE(text.find("expert " + std::to_string(chosen)), std::string::npos) << text;
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_EQ(problem.y[0], 12345.0f);
+  };
+  expect(kCases[0], &ExpertWeights::precision, "every part");
+  expect(kCases[0], &ExpertWeights::planes13, "planes13");
+  expect(kCases[0], &ExpertWeights::planes2, "planes2");
+  expect(kCases[0], &ExpertWeights::sc13, "sc13");
+  expect(kCases[0], &ExpertWeights::sc2, "sc2");
+  expect(kCases[1], &ExpertWeights::fp13, "fp13");
+  expect(kCases[1], &ExpertWeights::fp2, "fp2");
+  expect(kCases[2], &ExpertWeights::planes13, "planes13");
+  expect(kCases[12], &ExpertWeights::bias13, "bias13");
+  expect(kCases[12], &ExpertWeights::bias2, "bias2");
+}
+
+TEST(MoeForward, QuintalsOfOtherCodesAreFound) {
+  Problem problem(kCases[2], 2);
+  const auto chosen = static_cast<size_t>(problem.ids[0]);
+  // A word of all ones is above 624.
+  for (std::byte& byte : problem.layer.experts[chosen].quintals2) byte = std::byte{255};
+  WorkerPool pool(1);
+  const Result<void> done = MoeForward(problem.call, *AvailableMoeKernels().front(), pool);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code(), StatusCode::kData);
+}
+
+TEST(RouteByExpert, IsStableAndComplete) {
+  const std::vector<int32_t> ids = {3, 1, 3, 0, 1, 3};
+  const Routing routing = RouteByExpert(ids, 5);
+  EXPECT_EQ(routing.order, (std::vector<uint32_t>{3, 1, 4, 0, 2, 5}));
+  ASSERT_EQ(routing.groups.size(), 3u);
+  EXPECT_EQ(routing.groups[1].expert, 1u);
+  EXPECT_EQ(routing.groups[1].begin, 1u);
+  EXPECT_EQ(routing.groups[1].end, 3u);
+  EXPECT_EQ(routing.groups[2].expert, 3u);
+}
+
+}  // namespace
+}  // namespace hotplane
