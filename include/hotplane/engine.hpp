@@ -208,6 +208,11 @@ class Engine {
     return stats;
   }
 
+  // `call` as hotplane_moe_init and the caller fill it.
+  Result<void> MoeForward(const hotplane_moe& call) const {
+    return Ended(hotplane_moe_forward(handle_, &call));
+  }
+
   hotplane_engine* handle() const { return handle_; }
 
  private:

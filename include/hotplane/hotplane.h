@@ -98,9 +98,8 @@ HOTPLANE_API void hotplane_set_log(hotplane_log_callback callback, void* user);
  *   planes2  [E, H*I/4]    2-bit codes of down
  *   sc2      [E, H*I/32]   their scales
  * in the plane order of docs/format/planes.md. X_bytes covers all experts; expert e of part X
- * begins at X + e * X_stride; part X begins X_offset bytes after `planes13`. The biases of gpt-oss
- * are in the base file and not in this struct yet: `hotplane export --part bias13` and `bias2` give
- * them, the manifest has the activation. */
+ * begins at X + e * X_stride; part X begins X_offset bytes after `planes13`. Layers with biases
+ * (gpt-oss) have them as float32: bias13 [E, 2I], gate first, and bias2 [E, H]; else NULL. */
 typedef struct hotplane_layer {
   size_t struct_bytes;
   uint32_t ordinal;     /* over MoE layers, MTP layers last */
@@ -127,6 +126,10 @@ typedef struct hotplane_layer {
    * kernels and copies only; the host must not read through them. All bytes are there when the
    * layer is published: no stream needs to wait. */
   int device;
+  const void* bias13;
+  size_t bias13_bytes;
+  const void* bias2;
+  size_t bias2_bytes;
 } hotplane_layer;
 HOTPLANE_API void hotplane_layer_init(hotplane_layer* layer);
 
@@ -230,15 +233,26 @@ HOTPLANE_API hotplane_code hotplane_get_layer(const hotplane_engine* engine, uin
  * boot has succeeded. Valid until hotplane_close. */
 HOTPLANE_API const char* hotplane_stats_json(const hotplane_engine* engine);
 
+/* What an expert does between its matrices, with g of gate and u of up. */
+typedef enum hotplane_activation {
+  HOTPLANE_SILU = 1,         /* silu(g) * u */
+  HOTPLANE_SILU_CLAMPED = 2, /* silu(min(g, limit)) * clamp(u, -limit, limit) */
+  HOTPLANE_SWIGLU_OAI = 3    /* with h = min(g, limit): (clamp(u, -limit, limit) + 1) * h *
+                                sigmoid(alpha * h) */
+} hotplane_activation;
+
 /* What the store holds, booted or not. */
 typedef struct hotplane_store {
   size_t struct_bytes;
-  const char* generation; /* 32 hexadecimal digits; valid until hotplane_close */
-  const char* directory;  /* of the generation; valid until hotplane_close */
-  uint32_t layer_count;   /* MoE layers of the model, MTP layers included */
-  uint32_t top_k;         /* experts per token; 0 where the checkpoint's config does not tell */
-  uint32_t rank;          /* of this engine; 0 where the store is not sharded */
-  uint32_t world;         /* number of ranks; 1 where the store is not sharded */
+  const char* generation;  /* 32 hexadecimal digits; valid until hotplane_close */
+  const char* directory;   /* of the generation; valid until hotplane_close */
+  uint32_t layer_count;    /* MoE layers of the model, MTP layers included */
+  uint32_t top_k;          /* experts per token; 0 where the checkpoint's config does not tell */
+  uint32_t rank;           /* of this engine; 0 where the store is not sharded */
+  uint32_t world;          /* number of ranks; 1 where the store is not sharded */
+  int activation;          /* a hotplane_activation */
+  double activation_limit; /* of SILU_CLAMPED and SWIGLU_OAI; else 0 */
+  double activation_alpha; /* of SWIGLU_OAI; else 0 */
 } hotplane_store;
 HOTPLANE_API void hotplane_store_init(hotplane_store* store);
 HOTPLANE_API hotplane_code hotplane_describe(const hotplane_engine* engine, hotplane_store* store);
@@ -351,6 +365,45 @@ HOTPLANE_API void hotplane_cache_stats_init(hotplane_cache_stats* stats);
 HOTPLANE_API hotplane_code hotplane_get_cache_stats(const hotplane_engine* engine,
                                                     hotplane_kind kind,
                                                     hotplane_cache_stats* stats);
+
+/* At which precision an expert is computed. FP4 takes the expert's delta record through the cache
+ * of DELTA records (hotplane_boot_options.delta_cache_bytes, pin_delta_bytes); without one it is
+ * read at every call. */
+typedef enum hotplane_precision {
+  HOTPLANE_PRECISION_BASE = 1,
+  HOTPLANE_PRECISION_FP4 = 2
+} hotplane_precision;
+
+typedef enum hotplane_arithmetic {
+  HOTPLANE_FAST = 1, /* activations as int8 with one float32 scale per token and 32 of them */
+  HOTPLANE_EXACT = 2 /* activations stay float32 */
+} hotplane_arithmetic;
+
+/* One call of the operator on the host, straight from the planes:
+ *   y[t] = sum over s of weights[t,s] * (w2[e] act(w13[e] x[t] + bias13[e]) + bias2[e]), e =
+ * ids[t,s] Arrays are contiguous, row-major and the caller's own; y may not overlap x. */
+typedef struct hotplane_moe {
+  size_t struct_bytes;
+  uint32_t layer;       /* ordinal; published by the boot, on the host */
+  uint32_t token_count; /* T; 0: nothing is done */
+  uint32_t top_k;       /* k; an expert may come twice for a token */
+  int arithmetic;       /* a hotplane_arithmetic; FAST by default */
+  int precision; /* a hotplane_precision, of every expert where there are no `precisions`; BASE
+                    by default */
+  const uint8_t* precisions; /* [E of the model's layer], a hotplane_precision each; NULL */
+  const float* x;            /* [T, H], finite */
+  const int32_t* ids;        /* [T, k], each in [0, E) */
+  const float* weights;      /* [T, k], finite */
+  float* y;                  /* [T, H] */
+} hotplane_moe;
+HOTPLANE_API void hotplane_moe_init(hotplane_moe* call);
+/* Results are the same to the bit for every number of threads, run, CPU, and whatever other tokens
+ * are in the call; FP4 also from either encoding. Calls of several threads take turns. Of a sharded
+ * store this rank's part of the sum.
+ * HOTPLANE_USAGE for NULL, ids out of range, activations or weights that are not finite, a layer
+ * that is not published or that lives on a device; HOTPLANE_DATA for an expert that was not booted,
+ * or whose delta record is absent or damaged. What is in y after a failure is unspecified. */
+HOTPLANE_API hotplane_code hotplane_moe_forward(hotplane_engine* engine, const hotplane_moe* call);
 
 /* Ends a boot that still runs, and the use of all pointers but those of records that are not
  * released yet; frees everything that is not theirs. NULL is allowed. */

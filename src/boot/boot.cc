@@ -440,6 +440,9 @@ BootedLayer BootSession::State::Describe(const Layer& layer) const {
   out.sc13 = Part(layout, "sc13", data, experts);
   out.planes2 = Part(layout, "planes2", data, experts);
   out.sc2 = Part(layout, "sc2", data, experts);
+  if (layout.geometry.biases) out.bias13 = Part(layout, "bias13", data, experts);
+  if (layout.geometry.biases) out.bias2 = Part(layout, "bias2", data, experts);
+  out.mapped = layer.landed == nullptr;
   return out;
 }
 

@@ -49,6 +49,8 @@ struct BootedLayer {
   // read.
   int device = -1;
   std::span<const std::byte> planes13, sc13, planes2, sc2;
+  std::span<const std::byte> bias13, bias2;  // float32 [E, 2I] and [E, H]; empty without biases
+  bool mapped = false;  // served from the page cache: a file cut short is a SIGBUS for the reader
 };
 
 struct BootReport {

@@ -33,6 +33,10 @@ hotplane_layer Describe(const BootedLayer& from) {
   layer.sc2 = from.sc2.data();
   layer.sc2_bytes = from.sc2.size();
   layer.device = from.device;
+  layer.bias13 = from.bias13.data();
+  layer.bias13_bytes = from.bias13.size();
+  layer.bias2 = from.bias2.data();
+  layer.bias2_bytes = from.bias2.size();
   layer.planes13_stride = from.planes13.size() / experts;
   layer.sc13_stride = from.sc13.size() / experts;
   layer.planes2_stride = from.planes2.size() / experts;

@@ -52,6 +52,16 @@ Result<ExpertRecords*> RecordsOf(const hotplane_engine* engine) {
   return &engine->state->engine->records();
 }
 
+hotplane_activation ActivationOf(ActivationKind kind) {
+  switch (kind) {
+    case ActivationKind::kSiluGatedClamped: return HOTPLANE_SILU_CLAMPED;
+    case ActivationKind::kSwigluOai: return HOTPLANE_SWIGLU_OAI;
+    case ActivationKind::kSiluGated:
+    case ActivationKind::kInvalid: break;
+  }
+  return HOTPLANE_SILU;
+}
+
 Result<void> DescribeLayer(const hotplane_engine* engine, uint32_t layer,
                            hotplane_layer_info* info) {
   HP_ASSIGN(ExpertRecords* const records, RecordsOf(engine));
@@ -110,7 +120,11 @@ hotplane_code hotplane_describe(const hotplane_engine* engine, hotplane_store* s
     full.top_k = generation.manifest().top_k.value_or(0);
     full.rank = generation.rank();
     full.world = generation.world();
-    return FillStruct(full, sizeof(full), store);
+    const hotplane::Activation& activation = generation.manifest().activation;
+    full.activation = hotplane::capi::ActivationOf(activation.kind);
+    full.activation_limit = activation.limit;
+    full.activation_alpha = activation.alpha;
+    return FillStruct(full, offsetof(hotplane_store, activation), store);
   });
 }
 

@@ -358,6 +358,59 @@ TEST_F(CapiTest, CloseEndsABootThatStillRuns) {
 }
 
 // A checkpoint beside the store of the fixture.
+TEST_F(CapiTest, TheOperatorTakesWhatIsRightAndRefusesTheRest) {
+  hotplane_engine* engine = nullptr;
+  ASSERT_EQ(hotplane_boot(store_.c_str(), nullptr, &engine), HOTPLANE_OK) << hotplane_last_error();
+  std::vector<float> x(2 * 128, 0.5f), weights = {0.25f, 0.75f, 1, 0}, y(x.size(), -1.0f);
+  std::vector<int32_t> ids = {0, 3, 1, 1};
+  std::vector<uint8_t> precisions = {HOTPLANE_PRECISION_BASE, HOTPLANE_PRECISION_FP4,
+                                     HOTPLANE_PRECISION_BASE, HOTPLANE_PRECISION_FP4};
+  hotplane_moe call;
+  hotplane_moe_init(&call);
+  EXPECT_EQ(call.arithmetic, HOTPLANE_FAST);
+  EXPECT_EQ(call.precision, HOTPLANE_PRECISION_BASE);
+  call.token_count = 2;
+  call.top_k = 2;
+  call.x = x.data();
+  call.ids = ids.data();
+  call.weights = weights.data();
+  call.precisions = precisions.data();
+  call.y = y.data();
+  ASSERT_EQ(hotplane_moe_forward(engine, &call), HOTPLANE_OK) << hotplane_last_error();
+  const std::vector<float> mixed = y;
+  // Token 1 is expert 1 at FP4 alone.
+  call.precisions = nullptr;
+  call.precision = HOTPLANE_PRECISION_FP4;
+  ASSERT_EQ(hotplane_moe_forward(engine, &call), HOTPLANE_OK) << hotplane_last_error();
+  EXPECT_TRUE(std::equal(y.begin() + 128, y.end(), mixed.begin() + 128));
+  EXPECT_FALSE(std::equal(y.begin(), y.begin() + 128, mixed.begin()));
+
+  const auto refused = [&](auto change, hotplane_code code, const char* text) {
+    hotplane_moe other = call;
+    change(other);
+    EXPECT_EQ(hotplane_moe_forward(engine, &other), code) << text;
+    EXPECT_NE(std::string(hotplane_last_error()).find(text), std::string::npos)
+        << hotplane_last_error();
+  };
+  refused([](hotplane_moe& c) { c.struct_bytes = 8; }, HOTPLANE_USAGE, "unknown size");
+  refused([](hotplane_moe& c) { c.arithmetic = 7; }, HOTPLANE_USAGE, "arithmetic");
+  refused([](hotplane_moe& c) { c.precision = 0; }, HOTPLANE_USAGE, "precision");
+  refused([](hotplane_moe& c) { c.layer = 3; }, HOTPLANE_USAGE, "layer 3 is not published");
+  refused([](hotplane_moe& c) { c.x = nullptr; }, HOTPLANE_USAGE, "x is null");
+  refused([](hotplane_moe& c) { c.ids = nullptr; }, HOTPLANE_USAGE, "ids is null");
+  ids[3] = 4;
+  refused([](hotplane_moe&) {}, HOTPLANE_USAGE, "ids [1, 1] is no expert of it");
+  EXPECT_EQ(hotplane_moe_forward(nullptr, &call), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_moe_forward(engine, nullptr), HOTPLANE_USAGE);
+  hotplane_moe_init(nullptr);
+
+  hotplane_store store;
+  hotplane_store_init(&store);
+  ASSERT_EQ(hotplane_describe(engine, &store), HOTPLANE_OK);
+  EXPECT_EQ(store.activation, HOTPLANE_SILU);
+  hotplane_close(engine);
+}
+
 class CapiBuildTest : public CapiTest {
  protected:
   void SetUp() override {

@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/topology.h"
 #include "base/units.h"
 #include "boot/describe.h"
 #include "boot/layer_selection.h"
-#include "base/limits.h"
 #include "boot/plan_facts.h"
 #include "boot/source_stamp.h"
 #include "engine/report_json.h"
@@ -54,6 +54,7 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
     cache_bytes = std::max(cache_bytes, options.pin_delta_bytes);
     engine->records_ =
         std::make_unique<ExpertRecords>(*engine->generation_, engine->options_.records);
+    engine->compute_ = std::make_unique<ExpertCompute>(*engine->records_, options.worker_count);
   }
   return engine;
 }
@@ -478,6 +479,20 @@ Result<const BootedLayer*> Engine::WaitLayer(uint32_t ordinal) {
     published_.wait(lock);
   }
   return Fail(Status::Usage(Text("layer {} is not among those that this boot publishes", ordinal)));
+}
+
+Result<void> Engine::MoeForward(const MoeRequest& request) {
+  const BootedLayer* layer = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const BootedLayer& published : layers_)
+      if (published.ordinal == request.layer) layer = &published;
+  }
+  if (layer == nullptr)
+    return Fail(Status::Usage(Text("layer {} is not published", request.layer))
+                    .Expected("a layer that the boot has handed out")
+                    .Advice("wait for the layer first"));
+  return compute_->Forward(*layer, manifest_.activation, request);
 }
 
 void Engine::Warn(std::string warning) {

@@ -20,6 +20,7 @@
 #include "boot/plan.h"
 #include "boot/shard_choice.h"
 #include "engine/cold_layers.h"
+#include "engine/expert_compute.h"
 #include "engine/expert_records.h"
 #include "store/store.h"
 
@@ -107,6 +108,11 @@ class Engine {
   // REQUIRES a generation: all but the dry run of a store that is not there yet have one.
   ExpertRecords& records() { return *records_; }
 
+  // y = sum over chosen experts of weight * w2 act(w13 x), of a layer that Boot has published, at
+  // base or FP4 by expert; from any thread. Errors as ExpertCompute::Forward; kUsage for a layer
+  // that is not published.
+  Result<void> MoeForward(const MoeRequest& request);
+
  private:
   Engine(Env& env, const EngineOptions& options) : env_(env), options_(options) {}
 
@@ -157,6 +163,7 @@ class Engine {
   bool ended_ = false;
   BootReport report_;
   std::unique_ptr<ExpertRecords> records_;  // after what it reads from; null without a generation
+  std::unique_ptr<ExpertCompute> compute_;  // with records_, and after it
   double limit_bytes_per_second_ = 0;
 };
 

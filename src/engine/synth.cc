@@ -60,6 +60,9 @@ class RandomExpert {
   void Generate(uint64_t seed) {
     Pack(g_.n13(), g_.k13(), Mix(seed * 2), &planes_[0]);
     Pack(g_.n2(), g_.k2(), Mix(seed * 2 + 1), &planes_[1]);
+    if (!g_.biases) return;
+    FillBias(g_.n13(), Mix(seed * 2), &planes_[0].bias);
+    FillBias(g_.n2(), Mix(seed * 2 + 1), &planes_[1].bias);
   }
 
   Result<void> Write(LayerFileWriter& writer, uint32_t expert) const {
@@ -68,7 +71,10 @@ class RandomExpert {
       HP_TRY(writer.WritePiece("planes13", expert, planes_[0].codes));
       HP_TRY(writer.WritePiece("sc13", expert, planes_[0].scales));
       HP_TRY(writer.WritePiece("planes2", expert, planes_[1].codes));
-      return writer.WritePiece("sc2", expert, planes_[1].scales);
+      HP_TRY(writer.WritePiece("sc2", expert, planes_[1].scales));
+      if (!g_.biases) return {};
+      HP_TRY(writer.WritePiece("bias13", expert, planes_[0].bias));
+      return writer.WritePiece("bias2", expert, planes_[1].bias);
     }
     const bool nibbles = encoding == Encoding::kDeltaNibble;
     HP_TRY(writer.WritePiece("fp13", expert, nibbles ? planes_[0].nibbles : planes_[0].quintals));
@@ -77,8 +83,17 @@ class RandomExpert {
 
  private:
   struct Planes {
-    std::vector<std::byte> codes, scales, nibbles, quintals;
+    std::vector<std::byte> codes, scales, nibbles, quintals, bias;
   };
+
+  // Between -1/2 and 1/2.
+  static void FillBias(size_t count, uint64_t seed, std::vector<std::byte>* bias) {
+    bias->resize(count * sizeof(float));
+    for (size_t i = 0; i < count; ++i) {
+      const float value = static_cast<float>(Mix(seed + i) >> 40) * 0x1p-24f - 0.5f;
+      std::memcpy(bias->data() + i * sizeof value, &value, sizeof value);
+    }
+  }
 
   void Pack(size_t n, size_t k, uint64_t seed, Planes* out) {
     const std::span<std::byte> source(source_.data(), n * k / 2);
@@ -107,6 +122,7 @@ Manifest SynthManifest(const SynthStoreOptions& options) {
            options.geometry.hidden, options.geometry.intermediate, options.layers, options.seed));
   manifest.identity.abi = kPlaneAbiName;
   manifest.scheme = "synthetic";
+  if (options.geometry.biases) manifest.activation = {ActivationKind::kSwigluOai, 7, 1.702};
   for (uint32_t l = 0; l < options.layers; ++l) {
     ManifestLayer layer;
     layer.ordinal = l;

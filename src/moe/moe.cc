@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/fault_guard.h"
 #include "base/format_text.h"
 #include "moe/activation.h"
 #include "moe/routing.h"
@@ -190,6 +191,25 @@ Result<void> Forward::SetX() {
   return {};
 }
 
+// Runs `body`, which owns nothing, over weights that may be mapped files.
+template <typename Body>
+bool ReadWeights(bool mapped, Body body) {
+  if (!mapped || !FaultGuardInstalled()) {
+    body();
+    return true;
+  }
+  // The weights lie in several files: any address.
+  const std::span<const std::byte> all(static_cast<const std::byte*>(nullptr), SIZE_MAX);
+  return CallGuarded(
+      all, [](void* context) { (*static_cast<Body*>(context))(); }, &body);
+}
+
+Status CutShort(const MoeCall& call, uint32_t expert) {
+  return Status::Data(Text("layer {}, expert {}: its file was cut short while it was read",
+                           call.layer, expert))
+      .Advice("close the engine, run `hotplane verify` on the store, then boot again");
+}
+
 Result<const std::byte*> Forward::Nibbles(const Matrix& matrix, size_t strip, uint32_t expert,
                                           size_t worker) {
   if (matrix.nibbles != nullptr)
@@ -197,9 +217,13 @@ Result<const std::byte*> Forward::Nibbles(const Matrix& matrix, size_t strip, ui
   std::vector<std::byte>& nibbles = strips_[worker];
   nibbles.resize(NibblePlaneBytes(kStripRows, matrix.k));
   static const Kernels& quant = *AvailableKernels().front();
-  const bool valid = quant.merge(matrix.codes + strip * CodePlaneBytes(kStripRows, matrix.k),
-                                 matrix.quintals + strip * QuintalPlaneBytes(kStripRows, matrix.k),
-                                 kStripRows, matrix.k, nibbles.data());
+  const std::byte* codes = matrix.codes + strip * CodePlaneBytes(kStripRows, matrix.k);
+  const std::byte* quintals = matrix.quintals + strip * QuintalPlaneBytes(kStripRows, matrix.k);
+  bool valid = false;
+  const bool read = ReadWeights(call_.mapped, [&] {
+    valid = quant.merge(codes, quintals, kStripRows, matrix.k, nibbles.data());
+  });
+  if (!read) return Fail(CutShort(call_, expert));
   if (!valid)
     return Fail(Status::Data(Text("layer {}, expert {}: quintals do not belong to the base codes",
                                   call_.layer, expert))
@@ -217,15 +241,21 @@ Result<void> Forward::Multiply(const Matrix& matrix, size_t strip, const Rows& f
   }
   const std::byte* scales = matrix.scales + strip * ScalePlaneBytes(kStripRows, matrix.k);
   const auto format = static_cast<size_t>(matrix.format);
+  bool read = false;
   if (call_.arithmetic == Arithmetic::kFast) {
     std::array<QuantizedRow, kTokensMax> quantized;
     for (size_t i = 0; i < rows.size(); ++i) quantized[i] = from.Quantized(rows[i], matrix.format);
-    kernels_.fast[format](elements, scales, matrix.k, quantized.data(), rows.size(), out);
+    read = ReadWeights(call_.mapped, [&] {
+      kernels_.fast[format](elements, scales, matrix.k, quantized.data(), rows.size(), out);
+    });
   } else {
     std::array<const float*, kTokensMax> floats;
     for (size_t i = 0; i < rows.size(); ++i) floats[i] = from.Floats(rows[i]);
-    kernels_.exact[format](elements, scales, matrix.k, floats.data(), rows.size(), out);
+    read = ReadWeights(call_.mapped, [&] {
+      kernels_.exact[format](elements, scales, matrix.k, floats.data(), rows.size(), out);
+    });
   }
+  if (!read) return Fail(CutShort(call_, expert));
   return {};
 }
 

@@ -67,6 +67,9 @@ struct MoeCall {
   const float* weights = nullptr;          // [T, k], finite
   float* y = nullptr;                      // [T, H]
   std::span<const ExpertWeights> experts;  // [E]; those that no token chose may be empty
+  // The weights are mapped files: one that is cut short is kData, not a SIGBUS, where
+  // FaultGuardInstalled().
+  bool mapped = false;
 };
 
 // What the arrays say, before any weight is looked at: kUsage for a null pointer, an id out of
