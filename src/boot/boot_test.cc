@@ -6,11 +6,11 @@
 
 #include "base/fault_guard.h"
 #include "base/format_text.h"
+#include "base/limits.h"
 #include "base/memory.h"
 #include "base/sweep_step.h"
 #include "base/units.h"
 #include "boot/boot_testing.h"
-#include "base/limits.h"
 #include "io/fault_env.h"
 
 namespace hotplane {

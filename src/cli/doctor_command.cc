@@ -3,11 +3,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format_text.h"
+#include "base/limits.h"
 #include "base/memory.h"
 #include "base/topology.h"
 #include "base/units.h"
 #include "boot/describe.h"
-#include "base/limits.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "device/device.h"

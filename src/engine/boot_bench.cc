@@ -16,10 +16,10 @@
 
 #include "base/fault_guard.h"
 #include "base/format_text.h"
+#include "base/limits.h"
 #include "base/memory.h"
 #include "base/topology.h"
 #include "base/units.h"
-#include "base/limits.h"
 #include "engine/engine.h"
 #include "engine/synth.h"
 #include "engine/warm.h"
