@@ -48,27 +48,7 @@ Parts Expected(const Layer& layer) {
   Parts parts;
   for (const auto& expert : layer) {
     for (size_t p = 0; p < 3; ++p) {
-      const auto [n, k] = ShapeOf(p);
-      const Matrix& m = expert[p];
-      oracle::Matrix matrix = {n, k, std::vector<uint8_t>(n * k), m.scales};
-      uint64_t zeros[2] = {0, 0};
-      for (const long double w : m.weights) zeros[std::signbit(w) ? 1 : 0] += w == 0 ? 1 : 0;
-      const bool alternate = 20 * std::max(zeros[0], zeros[1]) > 19 * (zeros[0] + zeros[1]);
-      if (!m.weights.empty()) matrix.scales.resize(n * k / 32);
-      for (size_t i = 0; i < n * k; ++i) {
-        if (m.weights.empty()) {
-          matrix.nibbles[i] = static_cast<uint8_t>(NibbleAt(m, i));
-          continue;
-        }
-        long double amax = 0;
-        for (size_t j = i / 32 * 32; j < i / 32 * 32 + 32; ++j) {
-          amax = std::fmax(amax, std::fabs(m.weights[j]));
-        }
-        const int e = oracle::Exponent(amax);
-        matrix.scales[i / 32] = static_cast<uint8_t>(e + 127);
-        matrix.nibbles[i] = oracle::Nibble(m.weights[i], e, i % k, alternate);
-      }
-      const oracle::Planes planes = oracle::Pack(matrix);
+      const oracle::Planes planes = oracle::Pack(Quantized(expert[p], ShapeOf(p)));
       const std::string suffix = p == 2 ? "2" : "13";
       const auto append = [&](const std::string& role, const Bytes& bytes) {
         parts[role + suffix].insert(parts[role + suffix].end(), bytes.begin(), bytes.end());

@@ -262,6 +262,30 @@ inline void AddFp8(Model& model, const Layer& layer, size_t rows, size_t columns
       Text(R"({{"quantization_config": {{"weight_block_size": [{}, {}]}}}})", rows, columns);
 }
 
+// A matrix as the store has it by the oracle: from exact weights, or verbatim where it has none.
+inline oracle::Matrix Quantized(const Matrix& m, Shape shape) {
+  const auto [n, k] = shape;
+  oracle::Matrix matrix = {n, k, std::vector<uint8_t>(n * k), m.scales};
+  uint64_t zeros[2] = {0, 0};
+  for (const long double w : m.weights) zeros[std::signbit(w) ? 1 : 0] += w == 0 ? 1 : 0;
+  const bool alternate = 20 * std::max(zeros[0], zeros[1]) > 19 * (zeros[0] + zeros[1]);
+  if (!m.weights.empty()) matrix.scales.resize(n * k / 32);
+  for (size_t i = 0; i < n * k; ++i) {
+    if (m.weights.empty()) {
+      matrix.nibbles[i] = static_cast<uint8_t>(NibbleAt(m, i));
+      continue;
+    }
+    long double amax = 0;
+    for (size_t j = i / 32 * 32; j < i / 32 * 32 + 32; ++j) {
+      amax = std::fmax(amax, std::fabs(m.weights[j]));
+    }
+    const int e = oracle::Exponent(amax);
+    matrix.scales[i / 32] = static_cast<uint8_t>(e + 127);
+    matrix.nibbles[i] = oracle::Nibble(m.weights[i], e, i % k, alternate);
+  }
+  return matrix;
+}
+
 struct Built {
   std::unique_ptr<MemEnv> env = std::make_unique<MemEnv>();
   std::optional<Generation> generation;

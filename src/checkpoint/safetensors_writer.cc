@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/check.h"
@@ -11,6 +13,16 @@
 #include "checkpoint/shard_index.h"
 
 namespace hotplane {
+namespace {
+
+constexpr char kTemporaryPrefix[] = ".tmp-";
+
+std::string JsonText(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace
+
 uint64_t TensorSpecBytes(const TensorSpec& spec) {
   uint64_t bytes = DtypeBytes(spec.dtype);
   for (const uint64_t dimension : spec.shape) bytes *= dimension;
@@ -22,7 +34,7 @@ std::string EncodeSafetensorsHeader(std::span<const TensorSpec> tensors) {
   uint64_t begin = 0;
   for (const TensorSpec& spec : tensors) {
     const uint64_t end = begin + TensorSpecBytes(spec);
-    json += Text(R"(,"{}":{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})", spec.name,
+    json += Text(R"(,{}:{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})", JsonText(spec.name),
                  DtypeName(spec.dtype), ShapeText(spec.shape), begin, end);
     begin = end;
   }
@@ -41,30 +53,44 @@ CheckpointWriter::CheckpointWriter(Env& env, std::string directory, std::vector<
 
 CheckpointWriter::~CheckpointWriter() {
   file_.reset();
-  for (const std::string& path : created_)
+  for (size_t i = 0; i < created_.size(); ++i) {
+    const std::string path =
+        JoinPath(directory_, (i < published_ ? "" : kTemporaryPrefix) + created_[i]);
     if (const Result<void> removed = env_->Remove(path); !removed)
       Log(LogLevel::kWarning, "cannot remove {}: {}", path, removed.error().found());
+  }
 }
 
 Result<std::unique_ptr<File>> CheckpointWriter::CreateFile(const std::string& name) {
-  std::string path = JoinPath(directory_, name);
-  HP_ASSIGN(std::unique_ptr<File> file, env_->Open(path, OpenMode::kCreate));
-  created_.push_back(std::move(path));
+  const std::string path = JoinPath(directory_, name);
+  HP_ASSIGN(const FileStat stat, env_->Stat(path));
+  if (stat.type != FileType::kInvalid)
+    return Fail(Status::FromErrno(EEXIST, "cannot create the file").File(path));
+  HP_ASSIGN(std::unique_ptr<File> file,
+            env_->Open(JoinPath(directory_, kTemporaryPrefix + name), OpenMode::kCreate));
+  created_.push_back(name);
   return file;
 }
 
-Result<void> CheckpointWriter::WriteTextFile(const std::string& name, const std::string& text) {
+Result<void> CheckpointWriter::AddFile(
+    const std::string& name, const std::function<Result<void>(const FileSink&)>& produce) {
   HP_ASSIGN(const std::unique_ptr<File> file, CreateFile(name));
-  HP_TRY(WriteFully(*file, 0, std::as_bytes(std::span(text))));
+  uint64_t offset = 0;
+  HP_TRY(produce([&](std::span<const std::byte> piece) -> Result<void> {
+    HP_TRY(WriteFully(*file, offset, piece));
+    offset += piece.size();
+    return {};
+  }));
   return file->Sync();
 }
 
 Result<void> CheckpointWriter::CheckSpace() const {
   HP_ASSIGN(const uint64_t free_bytes, env_->FreeBytes(directory_));
-  if (data_bytes_ <= free_bytes) return {};
+  const uint64_t needed_bytes = data_bytes_ + options_.other_bytes;
+  if (needed_bytes <= free_bytes) return {};
   return Fail(Status::Capacity("the checkpoint does not fit on the disk")
                   .File(directory_)
-                  .Expected(Text("{} free", FormatBytes(data_bytes_)))
+                  .Expected(Text("{} free", FormatBytes(needed_bytes)))
                   .Found(Text("{} free", FormatBytes(free_bytes)))
                   .Advice("fewer layers, or another directory"));
 }
@@ -137,7 +163,7 @@ std::string CheckpointWriter::EncodeIndex() const {
   const char* separator = "\n";
   for (const Shard& shard : shards_) {
     for (size_t i = shard.begin; i < shard.end; ++i) {
-      text += Text("{}\"{}\": \"{}\"", separator, tensors_[i].name, shard.name);
+      text += Text("{}{}: {}", separator, JsonText(tensors_[i].name), JsonText(shard.name));
       separator = ",\n";
     }
   }
@@ -147,11 +173,20 @@ std::string CheckpointWriter::EncodeIndex() const {
 Result<void> CheckpointWriter::Finish() {
   HP_CHECK(shard_ + 1 == shards_.size() && written_ == shards_[shard_].bytes);
   HP_TRY(CloseShard());
-  if (!options_.config_text.empty()) {
-    HP_TRY(WriteTextFile("config.json", options_.config_text));
-  }
+  const auto add_text = [this](const std::string& name, const std::string& text) {
+    return AddFile(name,
+                   [&text](const FileSink& sink) { return sink(std::as_bytes(std::span(text))); });
+  };
+  if (!options_.config_text.empty()) HP_TRY(add_text("config.json", options_.config_text));
   if (options_.shard_bytes_max != 0) {
-    HP_TRY(WriteTextFile(kShardIndexName, EncodeIndex()));
+    HP_TRY(add_text(kShardIndexName, EncodeIndex()));
+    std::rotate(created_.begin(), created_.end() - 1, created_.end());
+  }
+  for (const std::string& name : created_) {
+    HP_TRY(env_->Rename(JoinPath(directory_, kTemporaryPrefix + name), JoinPath(directory_, name)));
+    ++published_;
+    // The index is on disk before any shard can be seen beside it.
+    if (published_ == 1) HP_TRY(env_->SyncDirectory(directory_));
   }
   HP_TRY(env_->SyncDirectory(directory_));
   created_.clear();

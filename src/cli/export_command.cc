@@ -3,15 +3,31 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format_text.h"
+#include "base/log.h"
 #include "base/units.h"
+#include "boot/paired_generation.h"
 #include "boot/shard_choice.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "engine/export.h"
+#include "engine/export_hf.h"
 
 namespace hotplane::cli {
 
 namespace {
+
+Result<void> CheckOutside(const char* option, const std::string& out, const std::string& store) {
+  std::error_code error;
+  const auto output = std::filesystem::weakly_canonical(out, error);
+  const auto folder = std::filesystem::weakly_canonical(store, error);
+  const auto [end, ignored] =
+      std::mismatch(folder.begin(), folder.end(), output.begin(), output.end());
+  if (error || end == folder.end())
+    return Fail(Status::Usage(Text("{} lies inside the store", option))
+                    .File(out)
+                    .Advice("write elsewhere"));
+  return {};
+}
 
 // The output replaces what has its name: only a file outside the store may be replaced.
 Result<void> CheckOutput(const std::string& out, const std::string& store) {
@@ -20,13 +36,66 @@ Result<void> CheckOutput(const std::string& out, const std::string& store) {
     return Fail(Status::Usage("--out names something that is not a file")
                     .File(out)
                     .Expected("a new name, or a file to replace"));
-  std::error_code error;
-  const auto output = std::filesystem::weakly_canonical(out, error);
-  const auto folder = std::filesystem::weakly_canonical(store, error);
-  const auto [end, ignored] =
-      std::mismatch(folder.begin(), folder.end(), output.begin(), output.end());
-  if (error || end == folder.end())
-    return Fail(Status::Usage("--out lies inside the store").File(out).Advice("write elsewhere"));
+  return CheckOutside("--out", out, store);
+}
+
+Result<PrecisionMap> ReadPrecision(const std::string& text, const Manifest& manifest) {
+  if (const std::optional<Precision> all = ParsePrecision(text))
+    return PrecisionMap::Uniform(*all, manifest);
+  const std::string file = text.substr(text.find(':') + 1);
+  HP_ASSIGN(const std::vector<std::byte> bytes,
+            ReadWholeFile(PosixEnv(), file, kPrecisionMapBytesMax));
+  return PrecisionMap::Parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file,
+                             manifest);
+}
+
+void PrintHf(const Context& context, const Generation& generation, const HfExportReport& report) {
+  const Options& options = context.options;
+  if (options.common.json) {
+    const nlohmann::ordered_json json = {{"out", options.hf},
+                                         {"precision", options.precision},
+                                         {"generation", ToHex(generation.id())},
+                                         {"bytes_written", report.bytes_written},
+                                         {"tensors_written", report.tensors_written},
+                                         {"tensors_copied", report.tensors_copied},
+                                         {"tensors_dropped", report.tensors_dropped},
+                                         {"experts_base", report.experts_base},
+                                         {"experts_fp4", report.experts_fp4},
+                                         {"files_copied", report.files_copied},
+                                         {"warnings", report.warnings}};
+    PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  } else if (!options.common.quiet) {
+    PrintLine(
+        Text("wrote {} to {}: {} experts at base, {} at FP4, as BF16; {} other tensors and "
+             "{} files as they were",
+             FormatBytes(report.bytes_written), options.hf, report.experts_base, report.experts_fp4,
+             report.tensors_copied, report.files_copied.size()));
+  }
+}
+
+Result<void> RunExportHf(const Context& context) {
+  const Options& options = context.options;
+  HP_TRY(CheckOutside("--hf", options.hf, options.path));
+  HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(PosixEnv(), options.checkpoint));
+  HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
+  HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
+  HP_ASSIGN(const Generation generation,
+            OpenPairedGeneration(store, options.generation, checkpoint, model, &context.cancel));
+  HP_ASSIGN(const PrecisionMap precision, ReadPrecision(options.precision, generation.manifest()));
+  WorkerPool pool(options.workers);
+  Progress progress;
+  const HfExportOptions hf = {.output_directory = options.hf,
+                              .shard_bytes_max = options.shard_bytes,
+                              .kernels = &context.kernels,
+                              .cancel = &context.cancel,
+                              .progress = &progress};
+  Result<HfExportReport> exported = [&] {
+    const ProgressDisplay display(progress, options.common, options.stall_seconds);
+    return ExportHf(generation, checkpoint, model, precision, pool, hf);
+  }();
+  HP_ASSIGN(const HfExportReport report, std::move(exported));
+  for (const std::string& warning : report.warnings) Log(LogLevel::kWarning, "{}", warning);
+  PrintHf(context, generation, report);
   return {};
 }
 
@@ -34,13 +103,14 @@ Result<void> CheckOutput(const std::string& out, const std::string& store) {
 
 Result<void> RunExport(const Context& context) {
   const Options& options = context.options;
+  if (!options.hf.empty()) return RunExportHf(context);
   HP_TRY(CheckOutput(options.out, options.path));
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
   HP_ASSIGN(const Generation generation,
             OpenShard(store, options.generation, {.cancel = &context.cancel},
                       {.rank = options.rank, .world = {}, .launched = LaunchedRanks()}));
   ExportOptions export_options;
-  export_options.layer = options.layer;
+  export_options.layer = *options.layer;
   export_options.part = options.part;
   export_options.expert = options.expert;
   export_options.encoded = options.encoded;
@@ -57,7 +127,7 @@ Result<void> RunExport(const Context& context) {
     json["world"] = generation.world();
     PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   } else if (!options.common.quiet) {
-    PrintLine(Text("{} of layer {}{} from {}: {} bytes in {}", options.part, options.layer,
+    PrintLine(Text("{} of layer {}{} from {}: {} bytes in {}", options.part, *options.layer,
                    generation.world() > 1
                        ? Text(", rank {} of {},", generation.rank(), generation.world())
                        : "",

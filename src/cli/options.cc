@@ -98,6 +98,7 @@ struct Raw {
   std::string verify = "all";
   std::string cache = "auto";
   std::string shard_size = "4G";
+  std::string hf_shard_size = "5G";
 };
 
 class Parser {
@@ -130,6 +131,7 @@ class Parser {
   std::string FirstUnknown(const CLI::App* given, int argc, char** argv) const;
   Result<void> FinishTiers();
   Result<void> FinishBoot();
+  Result<void> FinishExport();
 
   CLI::App app_{
       "hotplane quantizes the routed experts of a Mixture-of-Experts checkpoint once and "
@@ -313,19 +315,37 @@ void Parser::AddVerify() {
 
 void Parser::AddExport() {
   CLI::App* const app =
-      AddCommand(Command::kExport, "export", "Write one part of a layer as raw bytes",
-                 "hotplane export /store --layer 3 --part planes13 --out planes13.bin");
+      AddCommand(Command::kExport, "export",
+                 "Write one part of a layer as raw bytes, or the model as a Hugging Face folder",
+                 "hotplane export /store --layer 3 --part planes13 --out planes13.bin\n"
+                 "  hotplane export /store --hf /out --checkpoint /models/DeepSeek-V4-Flash "
+                 "--precision fp4");
   app->add_option("DIR", options_.path, "The store")->required();
   AddGeneration(app);
   AddRank(app, "Rank of a sharded store; of torchrun, MPI or Slurm where not given");
-  app->add_option("--layer", options_.layer, "Ordinal of the layer")->required()->check(kDecimal);
-  app->add_option("--part", options_.part,
-                  "planes13, sc13, planes2, sc2, bias13, bias2, fp13 or fp2")
-      ->required();
-  app->add_option("--expert", options_.expert, "One expert; all of them in order otherwise")
-      ->check(kDecimal);
-  app->add_option("--out", options_.out, "File to write")->required();
-  app->add_flag("--encoded", options_.encoded, "fp parts as stored instead of as nibble planes");
+  CLI::Option* const layer =
+      app->add_option("--layer", options_.layer, "Ordinal of the layer")->check(kDecimal);
+  CLI::Option* const part = app->add_option(
+      "--part", options_.part, "planes13, sc13, planes2, sc2, bias13, bias2, fp13 or fp2");
+  CLI::Option* const expert =
+      app->add_option("--expert", options_.expert, "One expert; all of them in order otherwise")
+          ->check(kDecimal);
+  CLI::Option* const out = app->add_option("--out", options_.out, "File to write");
+  CLI::Option* const encoded = app->add_flag("--encoded", options_.encoded,
+                                             "fp parts as stored instead of as nibble planes");
+  CLI::Option* const hf =
+      app->add_option("--hf", options_.hf, "Folder to write the whole model to, experts as BF16");
+  CLI::Option* const checkpoint = app->add_option(
+      "--checkpoint", options_.checkpoint, "What the store was built from: all but the experts");
+  CLI::Option* const precision =
+      app->add_option("--precision", options_.precision, "base, fp4, or mixed:MAP.json");
+  CLI::Option* const shard_size =
+      app->add_option("--shard-size", raw_.hf_shard_size, "Largest file of the folder");
+  shard_size->capture_default_str();
+  AddWorkers(app);
+  for (CLI::Option* option : {checkpoint, precision, shard_size}) option->needs(hf);
+  hf->needs(checkpoint)->needs(precision);
+  for (CLI::Option* option : {layer, part, expert, out, encoded}) hf->excludes(option);
 }
 
 void Parser::AddGc() {
@@ -493,6 +513,28 @@ Result<void> Parser::FinishBoot() {
   return {};
 }
 
+Result<void> Parser::FinishExport() {
+  const bool hf = !options_.hf.empty();
+  HP_ASSIGN(options_.shard_bytes, ParseSize(hf ? raw_.hf_shard_size : raw_.shard_size));
+  if (options_.command != Command::kExport) return {};
+  if (hf && options_.shard_bytes == 0)
+    return Fail(Status::Usage("--shard-size 0").Expected("a size above 0"));
+  if (!hf && (!options_.layer || options_.part.empty() || options_.out.empty()))
+    return Fail(Status::Usage("`export` is not told what to write")
+                    .Expected("--layer, --part and --out for a part, or --hf with --checkpoint "
+                              "and --precision for a model")
+                    .Advice("`hotplane export --help` has an example of both"));
+  if (!hf) return {};
+  constexpr std::string_view kMixed = "mixed:";
+  const bool named = options_.precision == "base" || options_.precision == "fp4";
+  const bool mixed =
+      options_.precision.starts_with(kMixed) && options_.precision.size() > kMixed.size();
+  if (!named && !mixed)
+    return Fail(Status::Usage(Text("--precision {}", options_.precision))
+                    .Expected("base, fp4, or mixed:MAP.json"));
+  return {};
+}
+
 Result<void> Parser::Finish() {
   if (!std::isfinite(options_.stall_seconds))
     return Fail(Status::Usage("--stall-timeout is not a number of seconds"));
@@ -518,7 +560,7 @@ Result<void> Parser::Finish() {
   options_.cache = raw_.cache == "keep"     ? CacheMode::kKeep
                    : raw_.cache == "bypass" ? CacheMode::kBypass
                                             : CacheMode::kAuto;
-  HP_ASSIGN(options_.shard_bytes, ParseSize(raw_.shard_size));
+  HP_TRY(FinishExport());
   constexpr std::string_view kSynthFormats[] = {"", "mxfp4", "nvfp4", "fp8", "bf16"};
   if (std::find(std::begin(kSynthFormats), std::end(kSynthFormats), options_.checkpoint_format) ==
       std::end(kSynthFormats))

@@ -75,18 +75,20 @@ struct Options {
   std::optional<uint32_t> rank;   // boot, export, warm
   std::optional<uint32_t> world;  // boot
 
-  uint32_t layer = 0;  // export
+  std::optional<uint32_t> layer;  // export
   std::string part;
   std::optional<uint32_t> expert;
   std::string out;  // also of report
   bool encoded = false;
+  std::string hf;         // export: folder to write; empty: one part
+  std::string precision;  // export: base, fp4, or mixed:FILE
 
   std::string geometry;  // synth
   uint32_t layer_count = 1;
   uint32_t mtp_count = 0;
   std::string checkpoint_format;  // empty: a store
   uint64_t seed = 1;
-  uint64_t shard_bytes = 0;
+  uint64_t shard_bytes = 0;  // also of export
 };
 
 // What parsing ended in: options to run with, wrong usage, or a text to print (help, version).

@@ -53,25 +53,13 @@ Wide Expect(const Layer& layer, size_t p) {
   Wide sums;
   for (const auto& expert : layer) {
     const Matrix& m = expert[p];
-    const size_t k = ShapeOf(p).k;
-    const size_t count = ShapeOf(p).n * k;
-    uint64_t zeros[2] = {0, 0};
-    for (const long double w : m.weights) zeros[std::signbit(w) ? 1 : 0] += w == 0 ? 1 : 0;
-    const bool alternate = 20 * std::max(zeros[0], zeros[1]) > 19 * (zeros[0] + zeros[1]);
-    for (size_t first = 0; first < count; first += 32) {
-      int exponent = m.scales.empty() ? 0 : m.scales[first / 32] - 127;
-      if (!m.weights.empty()) {
-        long double amax = 0;
-        for (size_t i = first; i < first + 32; ++i) amax = std::fmax(amax, std::fabs(m.weights[i]));
-        exponent = oracle::Exponent(amax);
-      }
-      for (size_t i = first; i < first + 32; ++i) {
-        const bool verbatim = m.weights.empty();
-        const long double w = verbatim ? std::ldexp(E2m1(NibbleAt(m, i)), exponent) : m.weights[i];
-        const unsigned nibble =
-            verbatim ? NibbleAt(m, i) : oracle::Nibble(w, exponent, i % k, alternate);
-        AddWeight(w, nibble, exponent, sums);
-      }
+    const oracle::Matrix quantized = Quantized(m, ShapeOf(p));
+    for (size_t i = 0; i < quantized.nibbles.size(); ++i) {
+      const unsigned nibble = quantized.nibbles[i];
+      const int exponent = quantized.scales[i / 32] - 127;
+      const bool verbatim = m.weights.empty();
+      AddWeight(verbatim ? std::ldexp(E2m1(nibble), exponent) : m.weights[i], nibble, exponent,
+                sums);
     }
   }
   return sums;

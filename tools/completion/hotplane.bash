@@ -16,7 +16,10 @@ _hotplane_options() {
     warm) echo "$general --generation --rank --tiers --workers" ;;
     inspect) echo "$general --generation" ;;
     verify) echo "$general --generation --source --workers" ;;
-    export) echo "$general --generation --rank --layer --part --expert --encoded --out" ;;
+    export)
+      echo "$general --generation --rank --layer --part --expert --encoded --out --hf --checkpoint
+        --precision --shard-size --workers"
+      ;;
     gc) echo "$general --generation --dry-run" ;;
     synth)
       echo "$general --geometry --layers --tiers --delta --checkpoint --mtp --shard-size --seed
@@ -39,6 +42,7 @@ _hotplane_values() {
     --verify) echo "all none" ;;
     --checkpoint) [[ ${COMP_WORDS[1]} == synth ]] && echo "mxfp4 nvfp4 fp8 bf16" ;;
     --base) echo "device host auto" ;;
+    --precision) echo "base fp4 mixed:" ;;
     --device) echo "cpu cuda cuda:0" ;;
     --isa) echo "scalar avx2 avx512" ;;
     --part) echo "planes13 sc13 planes2 sc2 bias13 bias2 fp13 fp2" ;;
