@@ -86,7 +86,7 @@ void QuantizeActivations(const float* x, size_t count, int8_t* values, float* sc
                                                             std::bit_cast<uint32_t>(kRounder)),
                                        -127, 127);
       sum += value;
-      values[block * kScaleBlock + i] = static_cast<int8_t>(value);
+      values[ValuePlace(block * kScaleBlock + i)] = static_cast<int8_t>(value);
     }
     scales[block] = zero ? 0.0f : amax / 127.0f;
     for (size_t f = 0; f < kStripFormats; ++f) starts[f][block] = -kLevelForms[f].offset * sum;

@@ -15,9 +15,9 @@ namespace hotplane {
 void Activate(const Activation& activation, const float* gate, const float* up, size_t count,
               float* out);
 
-// values[i] = round-half-even(x[i] / scale) with scale = amax/127 for each block of 32; a block
-// whose amax is below 2^-100 is zeros. starts[f] are those of QuantizedRow for both strip formats.
-// `count` is a multiple of 32.
+// values[ValuePlace(i)] = round-half-even(x[i] / scale) with scale = amax/127 for each block of 32;
+// a block whose amax is below 2^-100 is zeros. starts[f] are those of QuantizedRow for both strip
+// formats. `count` is a multiple of 32.
 void QuantizeActivations(const float* x, size_t count, int8_t* values, float* scales,
                          int32_t* const starts[kStripFormats]);
 

@@ -31,7 +31,12 @@ inline constexpr LevelForm kLevelForms[kStripFormats] = {{1, 4}, {2, 12}};
 // far inside int32.
 static_assert(32 * 24 * 127 + 32 * 12 * 127 < (1 << 30));
 
-// One token's activations in int8: x[i] ~ values[i] * scales[i/32].
+// One token's activations in int8: x[i] ~ values[ValuePlace(i)] * scales[i/32]. The bytes of a
+// strip hold columns 4t to 4t+3 of 16; the same bits of four bytes are columns 4 apart. So every 16
+// values are a transposed square, column 4t + j at place 4j + t.
+constexpr size_t ValuePlace(size_t column) {
+  return column / 16 * 16 + column % 4 * 4 + column % 16 / 4;
+}
 struct QuantizedRow {
   const int8_t* values = nullptr;  // [k], -127..127
   const float* scales = nullptr;   // [k/32]
@@ -43,15 +48,16 @@ struct MoeKernels {
   Isa isa;
   const char* name;  // "scalar", "avx2", "avx512"
 
-  // `elements` and `scales` of one strip, in plane order; out[i*16 + row] is row's product with
-  // rows[i], i < count. Per row, in this order: block sums are exact integers s; then
-  // acc = fma(float(s), scale * rows[i].scales[block], acc), block by block from 0.
-  using Fast = void (*)(const std::byte* elements, const std::byte* scales, size_t k,
+  // `elements` and `scales` of `strips` strips, one after the other, in plane order;
+  // out[(strip*count + i)*16 + row] is row's product with rows[i], i < count. Per row, in this
+  // order: block sums are exact integers s; then acc = fma(float(s), scale * rows[i].scales[block],
+  // acc), block by block from 0.
+  using Fast = void (*)(const std::byte* elements, const std::byte* scales, size_t k, size_t strips,
                         const QuantizedRow* rows, size_t count, float* out);
   // The same with float32 rows [k]. Per row and block of 32: two chains of fma over its halves of
   // 16, k ascending from 0; their sum s; then acc = fma(s, scale, acc).
   using Exact = void (*)(const std::byte* elements, const std::byte* scales, size_t k,
-                         const float* const* rows, size_t count, float* out);
+                         size_t strips, const float* const* rows, size_t count, float* out);
   Fast fast[kStripFormats];
   Exact exact[kStripFormats];
 };

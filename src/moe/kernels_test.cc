@@ -1,4 +1,4 @@
-// One strip, all variants, against the weights as they are defined.
+// A few strips, all variants, against the weights as they are defined.
 #include "moe/kernels.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,11 @@
 namespace hotplane {
 namespace {
 
-struct Strip {
+// Three of them: variants take two at once, and one is left.
+constexpr size_t kStrips = 3;
+constexpr size_t kRows = kStrips * kStripRows;
+
+struct Strips {
   size_t k = 0;
   StripFormat format = StripFormat::kCodes;
   std::vector<std::byte> elements, scales;
@@ -27,16 +31,16 @@ struct Strip {
   }
 };
 
-Strip RandomStrip(std::mt19937& random, StripFormat format, size_t k, uint8_t scale_min,
-                  uint8_t scale_max) {
-  Strip strip = {k, format, {}, {}};
-  strip.elements.resize(format == StripFormat::kCodes ? CodePlaneBytes(16, k)
-                                                      : NibblePlaneBytes(16, k));
-  for (std::byte& byte : strip.elements) byte = std::byte(random() & 255);
-  strip.scales.resize(ScalePlaneBytes(16, k));
-  for (std::byte& byte : strip.scales)
+Strips RandomStrips(std::mt19937& random, StripFormat format, size_t k, uint8_t scale_min,
+                    uint8_t scale_max) {
+  Strips strips = {k, format, {}, {}};
+  strips.elements.resize(format == StripFormat::kCodes ? CodePlaneBytes(kRows, k)
+                                                       : NibblePlaneBytes(kRows, k));
+  for (std::byte& byte : strips.elements) byte = std::byte(random() & 255);
+  strips.scales.resize(ScalePlaneBytes(kRows, k));
+  for (std::byte& byte : strips.scales)
     byte = std::byte(scale_min + random() % (scale_max - scale_min + 1u));
-  return strip;
+  return strips;
 }
 
 struct Inputs {
@@ -71,40 +75,41 @@ struct Inputs {
   }
 };
 
-std::vector<float> Product(const MoeKernels& kernels, const Strip& strip, const Inputs& inputs,
+std::vector<float> Product(const MoeKernels& kernels, const Strips& strips, const Inputs& inputs,
                            bool fast) {
   // Filled, so that an output that is not written is seen.
-  std::vector<float> out(inputs.rows.size() * 16, 12345.0f);
-  const auto f = static_cast<size_t>(strip.format);
+  std::vector<float> out(inputs.rows.size() * kRows, 12345.0f);
+  const auto f = static_cast<size_t>(strips.format);
   if (fast) {
-    const auto rows = inputs.Quantized(strip.format);
-    kernels.fast[f](strip.elements.data(), strip.scales.data(), strip.k, rows.data(), rows.size(),
-                    out.data());
+    const auto rows = inputs.Quantized(strips.format);
+    kernels.fast[f](strips.elements.data(), strips.scales.data(), strips.k, kStrips, rows.data(),
+                    rows.size(), out.data());
   } else {
     const auto rows = inputs.Floats();
-    kernels.exact[f](strip.elements.data(), strip.scales.data(), strip.k, rows.data(), rows.size(),
-                     out.data());
+    kernels.exact[f](strips.elements.data(), strips.scales.data(), strips.k, kStrips, rows.data(),
+                     rows.size(), out.data());
   }
   return out;
 }
 
 // The int8 activations are the input here: only what the integer path rounds may differ.
-void ExpectNear(const Strip& strip, const Inputs& inputs, bool fast,
+void ExpectNear(const Strips& strips, const Inputs& inputs, bool fast,
                 const std::vector<float>& out) {
   for (size_t i = 0; i < inputs.rows.size(); ++i) {
-    for (size_t n = 0; n < 16; ++n) {
+    for (size_t n = 0; n < kRows; ++n) {
       double sum = 0, magnitude = 0;
-      for (size_t k = 0; k < strip.k; ++k) {
-        const double x = fast ? double{inputs.scales[i][k / 32]} * inputs.values[i][k]
+      for (size_t k = 0; k < strips.k; ++k) {
+        const double x = fast ? double{inputs.scales[i][k / 32]} * inputs.values[i][ValuePlace(k)]
                               : double{inputs.rows[i][k]};
-        sum += strip.Weight(n, k) * x;
-        magnitude += std::fabs(strip.Weight(n, k) * x);
+        sum += strips.Weight(n, k) * x;
+        magnitude += std::fabs(strips.Weight(n, k) * x);
       }
-      const double steps = 19 + static_cast<double>(strip.k) / 32;
+      const double steps = 19 + static_cast<double>(strips.k) / 32;
       const double bound = steps * 0x1p-24 / (1 - steps * 0x1p-24) * magnitude +
-                           static_cast<double>(strip.k) * 0x1p-133;
-      ASSERT_LE(std::fabs(double{out[i * 16 + n]} - sum), bound)
-          << "row " << n << ", token " << i << ", k " << strip.k << ", fast " << fast;
+                           static_cast<double>(strips.k) * 0x1p-133;
+      ASSERT_LE(std::fabs(double{out[(n / 16 * inputs.rows.size() + i) * 16 + n % 16]} - sum),
+                bound)
+          << "row " << n << ", token " << i << ", k " << strips.k << ", fast " << fast;
     }
   }
 }
@@ -114,14 +119,14 @@ TEST(MoeKernels, EveryVariantIsTheDefinitionAndAgreesToTheBit) {
   for (const size_t k : {64, 128, 192, 640, 1024}) {
     for (const size_t count : {1, 2, 3, 4, 5, 7, 8, 9, 17}) {
       for (const StripFormat format : {StripFormat::kCodes, StripFormat::kNibbles}) {
-        const Strip strip = RandomStrip(random, format, k, 110, 130);
+        const Strips strips = RandomStrips(random, format, k, 110, 130);
         const Inputs inputs(random, count, k);
         for (const bool fast : {false, true}) {
           const std::vector<float> scalar =
-              Product(*AvailableMoeKernels().back(), strip, inputs, fast);
-          ExpectNear(strip, inputs, fast, scalar);
+              Product(*AvailableMoeKernels().back(), strips, inputs, fast);
+          ExpectNear(strips, inputs, fast, scalar);
           for (const MoeKernels* kernels : AvailableMoeKernels())
-            ASSERT_EQ(Product(*kernels, strip, inputs, fast), scalar)
+            ASSERT_EQ(Product(*kernels, strips, inputs, fast), scalar)
                 << kernels->name << ", k " << k << ", count " << count << ", fast " << fast;
         }
       }
@@ -134,11 +139,11 @@ TEST(MoeKernels, ScalesOfTheWholeRangeAreExactPowersOfTwo) {
   for (const StripFormat format : {StripFormat::kCodes, StripFormat::kNibbles}) {
     for (const int byte : {0, 1, 2, 126, 127, 128, 200, 240}) {
       const auto scale = static_cast<uint8_t>(byte);
-      const Strip strip = RandomStrip(random, format, 64, scale, scale);
+      const Strips strips = RandomStrips(random, format, 64, scale, scale);
       const Inputs inputs(random, 3, 64);
       for (const MoeKernels* kernels : AvailableMoeKernels())
         for (const bool fast : {false, true})
-          ExpectNear(strip, inputs, fast, Product(*kernels, strip, inputs, fast));
+          ExpectNear(strips, inputs, fast, Product(*kernels, strips, inputs, fast));
     }
   }
 }
@@ -148,12 +153,12 @@ RC_GTEST_PROP(MoeKernels, VariantsAgreeToTheBitOnAnyStrip, ()) {
   const auto k = 64 * *rc::gen::inRange<size_t>(1, 12);
   const auto count = *rc::gen::inRange<size_t>(1, 20);
   const auto format = *rc::gen::element(StripFormat::kCodes, StripFormat::kNibbles);
-  const Strip strip = RandomStrip(random, format, k, 0, 254);
+  const Strips strips = RandomStrips(random, format, k, 0, 254);
   const Inputs inputs(random, count, k);
   for (const bool fast : {false, true}) {
-    const std::vector<float> scalar = Product(*AvailableMoeKernels().back(), strip, inputs, fast);
+    const std::vector<float> scalar = Product(*AvailableMoeKernels().back(), strips, inputs, fast);
     for (const MoeKernels* kernels : AvailableMoeKernels()) {
-      const std::vector<float> out = Product(*kernels, strip, inputs, fast);
+      const std::vector<float> out = Product(*kernels, strips, inputs, fast);
       // Bit for bit, and NaN (infinity less infinity) where the scalar one has it.
       for (size_t i = 0; i < out.size(); ++i)
         RC_ASSERT(out[i] == scalar[i] || (std::isnan(out[i]) && std::isnan(scalar[i])));
@@ -182,7 +187,8 @@ TEST(QuantizeActivations, RoundsHalfToEvenAndKeepsTheLargest) {
   std::vector<int32_t> codes(2), nibbles(2);
   int32_t* const starts[kStripFormats] = {codes.data(), nibbles.data()};
   QuantizeActivations(x.data(), 64, values.data(), scales.data(), starts);
-  EXPECT_EQ(std::vector<int>(values.begin(), values.begin() + 5),
+  // Columns 0 to 3 are four places apart, column 4 is next to column 0.
+  EXPECT_EQ((std::vector<int>{values[0], values[4], values[8], values[12], values[1]}),
             (std::vector<int>{127, 2, 4, -2, -127}));
   EXPECT_EQ(scales, (std::vector<float>{1, 0}));
   EXPECT_EQ(codes, (std::vector<int32_t>{-4 * 4, 0}));

@@ -19,6 +19,7 @@ namespace {
 // block, and a divisor of H and I.
 constexpr size_t kPieceRows = 64;
 static_assert(kPieceRows % kScaleBlock == 0 && kPieceRows % kStripRows == 0);
+constexpr size_t kPieceStrips = kPieceRows / kStripRows;
 // Tokens of one expert that a piece takes at once: what bounds its memory on the stack.
 constexpr size_t kTokensMax = 64;
 
@@ -110,7 +111,7 @@ class Forward {
         kernels_(kernels),
         pool_(pool),
         routing_(RouteByExpert({call.ids, call.token_count * call.top_k}, call.geometry.experts)),
-        strips_(pool.worker_count()),
+        merged_(pool.worker_count()),
         x_(call.arithmetic, call.token_count, call.geometry.k13()),
         hidden_(call.arithmetic, call.token_count * call.top_k, call.geometry.k2()),
         results_(call.token_count * call.top_k * call.geometry.n2()) {}
@@ -136,11 +137,13 @@ class Forward {
   Result<void> Down(const Routing::Group& group, size_t piece, size_t worker);
   Result<void> Combine();
 
-  // out[i*16 + row] of one strip, for the given rows of `from`.
-  Result<void> Multiply(const Matrix& matrix, size_t strip, const Rows& from,
+  // One piece, rows [64 * piece, 64 * piece + 64) of the matrix: out[(s*rows.size() + i)*16 + row]
+  // of strip s, for the given rows of `from`.
+  Result<void> Multiply(const Matrix& matrix, size_t piece, const Rows& from,
                         std::span<const uint32_t> rows, uint32_t expert, size_t worker, float* out);
-  Result<const std::byte*> Nibbles(const Matrix& matrix, size_t strip, uint32_t expert,
-                                   size_t worker);
+  // Nibbles of `strips` strips, in memory of the worker.
+  Result<const std::byte*> Merge(const Matrix& matrix, size_t strip, size_t strips, uint32_t expert,
+                                 size_t worker);
 
   // A few tokens are quicker done than handed to other threads.
   static constexpr size_t kParallelElements = size_t{64} << 10;
@@ -149,7 +152,7 @@ class Forward {
   const MoeKernels& kernels_;
   WorkerPool& pool_;
   Routing routing_;
-  std::vector<std::vector<std::byte>> strips_;  // by worker: nibbles of one strip
+  std::vector<std::vector<std::byte>> merged_;  // by worker: nibbles of two strips
   Rows x_;
   Rows hidden_;                 // by assignment
   std::vector<float> results_;  // [assignment, H]
@@ -210,19 +213,17 @@ Status CutShort(const MoeCall& call, uint32_t expert) {
       .Advice("close the engine, run `hotplane verify` on the store, then boot again");
 }
 
-Result<const std::byte*> Forward::Nibbles(const Matrix& matrix, size_t strip, uint32_t expert,
-                                          size_t worker) {
-  if (matrix.nibbles != nullptr)
-    return matrix.nibbles + strip * NibblePlaneBytes(kStripRows, matrix.k);
-  std::vector<std::byte>& nibbles = strips_[worker];
-  nibbles.resize(NibblePlaneBytes(kStripRows, matrix.k));
+Result<const std::byte*> Forward::Merge(const Matrix& matrix, size_t strip, size_t strips,
+                                        uint32_t expert, size_t worker) {
+  std::vector<std::byte>& nibbles = merged_[worker];
+  const size_t rows = strips * kStripRows;
+  nibbles.resize(NibblePlaneBytes(rows, matrix.k));
   static const Kernels& quant = *AvailableKernels().front();
   const std::byte* codes = matrix.codes + strip * CodePlaneBytes(kStripRows, matrix.k);
   const std::byte* quintals = matrix.quintals + strip * QuintalPlaneBytes(kStripRows, matrix.k);
   bool valid = false;
-  const bool read = ReadWeights(call_.mapped, [&] {
-    valid = quant.merge(codes, quintals, kStripRows, matrix.k, nibbles.data());
-  });
+  const bool read = ReadWeights(
+      call_.mapped, [&] { valid = quant.merge(codes, quintals, rows, matrix.k, nibbles.data()); });
   if (!read) return Fail(CutShort(call_, expert));
   if (!valid)
     return Fail(Status::Data(Text("layer {}, expert {}: quintals do not belong to the base codes",
@@ -232,69 +233,80 @@ Result<const std::byte*> Forward::Nibbles(const Matrix& matrix, size_t strip, ui
   return nibbles.data();
 }
 
-Result<void> Forward::Multiply(const Matrix& matrix, size_t strip, const Rows& from,
+Result<void> Forward::Multiply(const Matrix& matrix, size_t piece, const Rows& from,
                                std::span<const uint32_t> rows, uint32_t expert, size_t worker,
                                float* out) {
-  const std::byte* elements = matrix.codes + strip * CodePlaneBytes(kStripRows, matrix.k);
-  if (matrix.format == StripFormat::kNibbles) {
-    HP_ASSIGN(elements, Nibbles(matrix, strip, expert, worker));
-  }
-  const std::byte* scales = matrix.scales + strip * ScalePlaneBytes(kStripRows, matrix.k);
   const auto format = static_cast<size_t>(matrix.format);
-  bool read = false;
-  if (call_.arithmetic == Arithmetic::kFast) {
-    std::array<QuantizedRow, kTokensMax> quantized;
-    for (size_t i = 0; i < rows.size(); ++i) quantized[i] = from.Quantized(rows[i], matrix.format);
-    read = ReadWeights(call_.mapped, [&] {
-      kernels_.fast[format](elements, scales, matrix.k, quantized.data(), rows.size(), out);
-    });
-  } else {
-    std::array<const float*, kTokensMax> floats;
-    for (size_t i = 0; i < rows.size(); ++i) floats[i] = from.Floats(rows[i]);
-    read = ReadWeights(call_.mapped, [&] {
-      kernels_.exact[format](elements, scales, matrix.k, floats.data(), rows.size(), out);
-    });
+  std::array<QuantizedRow, kTokensMax> quantized;
+  std::array<const float*, kTokensMax> floats;
+  const bool fast = call_.arithmetic == Arithmetic::kFast;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (fast) quantized[i] = from.Quantized(rows[i], matrix.format);
+    if (!fast) floats[i] = from.Floats(rows[i]);
   }
-  if (!read) return Fail(CutShort(call_, expert));
+  // Merged nibbles are to stay in the second-level cache.
+  const size_t step = matrix.quintals != nullptr ? 2 : kPieceStrips;
+  for (size_t s = 0; s < kPieceStrips; s += step) {
+    const size_t strip = piece * kPieceStrips + s;
+    const std::byte* elements =
+        matrix.format == StripFormat::kCodes
+            ? matrix.codes + strip * CodePlaneBytes(kStripRows, matrix.k)
+            : matrix.nibbles + strip * NibblePlaneBytes(kStripRows, matrix.k);
+    if (matrix.quintals != nullptr) {
+      HP_ASSIGN(elements, Merge(matrix, strip, step, expert, worker));
+    }
+    const std::byte* scales = matrix.scales + strip * ScalePlaneBytes(kStripRows, matrix.k);
+    float* to = out + s * rows.size() * kStripRows;
+    const bool read = ReadWeights(call_.mapped, [&] {
+      if (fast)
+        kernels_.fast[format](elements, scales, matrix.k, step, quantized.data(), rows.size(), to);
+      else
+        kernels_.exact[format](elements, scales, matrix.k, step, floats.data(), rows.size(), to);
+    });
+    if (!read) return Fail(CutShort(call_, expert));
+  }
   return {};
 }
 
-// Adds row's bias to column `row` of each token's outputs.
+// Adds the biases of a piece to each token's outputs.
 void AddBias(const std::byte* bias, size_t first_row, size_t count, float* out) {
   if (bias == nullptr) return;
-  std::array<float, kStripRows> of_strip;
-  std::memcpy(of_strip.data(), bias + first_row * sizeof(float), sizeof of_strip);
-  for (size_t i = 0; i < count; ++i)
-    for (size_t row = 0; row < kStripRows; ++row) out[i * kStripRows + row] += of_strip[row];
+  std::array<float, kPieceRows> of_piece;
+  std::memcpy(of_piece.data(), bias + first_row * sizeof(float), sizeof of_piece);
+  for (size_t s = 0; s < kPieceStrips; ++s)
+    for (size_t i = 0; i < count; ++i)
+      for (size_t row = 0; row < kStripRows; ++row)
+        out[(s * count + i) * kStripRows + row] += of_piece[s * kStripRows + row];
+}
+
+// One token's outputs of a piece, by row.
+void Gather(const float* outputs, size_t count, size_t i, float* to) {
+  for (size_t s = 0; s < kPieceStrips; ++s)
+    std::copy_n(outputs + (s * count + i) * kStripRows, kStripRows, to + s * kStripRows);
 }
 
 Result<void> Forward::GateUp(const Routing::Group& group, size_t piece, size_t worker) {
   const ExpertWeights& expert = call_.experts[group.expert];
   const Matrix w13 = MatrixOf(expert, true, call_.geometry);
   const std::byte* bias = call_.geometry.biases ? expert.bias13 : nullptr;
-  const size_t up_strip = call_.geometry.k2() / kStripRows;
+  const size_t up_piece = call_.geometry.k2() / kPieceRows + piece;
   for (size_t begin = group.begin; begin < group.end; begin += kTokensMax) {
     const size_t count = std::min(kTokensMax, group.end - begin);
-    const std::span<const uint32_t> assignments(routing_.order.data() + begin, count);
     std::array<uint32_t, kTokensMax> tokens;
     for (size_t i = 0; i < count; ++i)
-      tokens[i] = static_cast<uint32_t>(assignments[i] / call_.top_k);
-    std::array<float, kTokensMax * kPieceRows> hidden;
-    std::array<float, kTokensMax * kStripRows> gate, up;
-    for (size_t s = 0; s < kPieceRows / kStripRows; ++s) {
-      const size_t strip = piece * (kPieceRows / kStripRows) + s;
-      HP_TRY(Multiply(w13, strip, x_, {tokens.data(), count}, group.expert, worker, gate.data()));
-      HP_TRY(Multiply(w13, up_strip + strip, x_, {tokens.data(), count}, group.expert, worker,
-                      up.data()));
-      AddBias(bias, strip * kStripRows, count, gate.data());
-      AddBias(bias, (up_strip + strip) * kStripRows, count, up.data());
-      Activate(call_.activation, gate.data(), up.data(), count * kStripRows, gate.data());
-      for (size_t i = 0; i < count; ++i)
-        std::copy_n(gate.data() + i * kStripRows, kStripRows,
-                    hidden.data() + i * kPieceRows + s * kStripRows);
+      tokens[i] = static_cast<uint32_t>(routing_.order[begin + i] / call_.top_k);
+    std::array<float, kTokensMax * kPieceRows> gate, up;
+    const std::span<const uint32_t> rows(tokens.data(), count);
+    HP_TRY(Multiply(w13, piece, x_, rows, group.expert, worker, gate.data()));
+    HP_TRY(Multiply(w13, up_piece, x_, rows, group.expert, worker, up.data()));
+    AddBias(bias, piece * kPieceRows, count, gate.data());
+    AddBias(bias, up_piece * kPieceRows, count, up.data());
+    Activate(call_.activation, gate.data(), up.data(), count * kPieceRows, gate.data());
+    for (size_t i = 0; i < count; ++i) {
+      std::array<float, kPieceRows> hidden;
+      Gather(gate.data(), count, i, hidden.data());
+      hidden_.Set(routing_.order[begin + i], piece * kPieceRows, hidden.data(), kPieceRows);
     }
-    for (size_t i = 0; i < count; ++i)
-      hidden_.Set(assignments[i], piece * kPieceRows, hidden.data() + i * kPieceRows, kPieceRows);
   }
   return {};
 }
@@ -306,15 +318,12 @@ Result<void> Forward::Down(const Routing::Group& group, size_t piece, size_t wor
   for (size_t begin = group.begin; begin < group.end; begin += kTokensMax) {
     const size_t count = std::min(kTokensMax, group.end - begin);
     const std::span<const uint32_t> assignments(routing_.order.data() + begin, count);
-    for (size_t s = 0; s < kPieceRows / kStripRows; ++s) {
-      const size_t strip = piece * (kPieceRows / kStripRows) + s;
-      std::array<float, kTokensMax * kStripRows> out;
-      HP_TRY(Multiply(w2, strip, hidden_, assignments, group.expert, worker, out.data()));
-      AddBias(bias, strip * kStripRows, count, out.data());
-      for (size_t i = 0; i < count; ++i)
-        std::copy_n(out.data() + i * kStripRows, kStripRows,
-                    results_.data() + assignments[i] * call_.geometry.n2() + strip * kStripRows);
-    }
+    std::array<float, kTokensMax * kPieceRows> out;
+    HP_TRY(Multiply(w2, piece, hidden_, assignments, group.expert, worker, out.data()));
+    AddBias(bias, piece * kPieceRows, count, out.data());
+    for (size_t i = 0; i < count; ++i)
+      Gather(out.data(), count, i,
+             results_.data() + assignments[i] * call_.geometry.n2() + piece * kPieceRows);
   }
   return {};
 }

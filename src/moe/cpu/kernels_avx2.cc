@@ -1,5 +1,5 @@
-// AVX2 with FMA. A tile is first transposed into the first-level cache, by groups of four columns
-// with all 16 rows side by side; a vector lane is a row.
+// AVX2 with FMA. A tile is first transposed into the first-level cache, so that a lane of 32 bits
+// is a row, with one byte of each t; shifting a lane brings another j to the low bits of its bytes.
 #include <immintrin.h>
 
 #include "moe/cpu/kernel_tables.h"
@@ -9,146 +9,110 @@ namespace {
 
 template <StripFormat kFormat>
 constexpr size_t kTileBytes = kFormat == StripFormat::kCodes ? kTileCodeBytes : kTileNibbleBytes;
-// A unit is one row's four elements of a group: a byte of codes, two of nibbles.
+// By k32, half and j1 (of nibbles; 0 of codes): for each row n one byte of each t, side by side.
 template <StripFormat kFormat>
-constexpr size_t kUnitBytes = kTileBytes<kFormat> / 256;
-
-// unit [k32][half][t][row]
-template <StripFormat kFormat>
-struct alignas(32) TileUnits {
-  std::byte bytes[2][2][4][kStripRows * kUnitBytes<kFormat>];
+struct alignas(32) TileBytes {
+  static constexpr size_t kParts = kTileBytes<kFormat> / kTileCodeBytes;
+  uint32_t of[2][2][kParts][kStripRows];
 };
 
-__m256i Load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
-void StoreLow(std::byte* to, __m128i from) {
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), from);
+inline __m256i Load(const void* from) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
 }
-void StoreHigh(std::byte* to, __m128i from) {
-  _mm_storeh_pd(reinterpret_cast<double*>(to), _mm_castsi128_pd(from));
+inline __m128i LoadHalf(const void* from) {
+  return _mm_loadu_si128(static_cast<const __m128i*>(from));
 }
 
-// Rows of 32 bytes, of g = 0..7: per 128-bit half t1, columns [t0 tile k32 half] of a byte. Gives 8
-// vectors whose 64-bit pieces are one column's 8 rows: piece p of vector i is column 2i + p.
-void TransposeBytes(__m256i (&rows)[8]) {
-  __m256i pairs[8];  // columns 0..7 in the even ones, 8..15 in the odd ones; rows (g, g+4)
-  for (size_t g = 0; g < 4; ++g) {
-    pairs[2 * g] = _mm256_unpacklo_epi8(rows[g], rows[g + 4]);
-    pairs[2 * g + 1] = _mm256_unpackhi_epi8(rows[g], rows[g + 4]);
+// Eight rows of eight lanes become eight columns.
+inline __attribute__((always_inline)) void TransposeLanes(__m256i (&rows)[8]) {
+  __m256i pairs[8], fours[8];
+  for (size_t i = 0; i < 4; ++i) {
+    pairs[2 * i] = _mm256_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+    pairs[2 * i + 1] = _mm256_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
   }
   for (size_t side = 0; side < 2; ++side) {
-    const __m256i even_low = _mm256_unpacklo_epi8(pairs[side], pairs[4 + side]);
-    const __m256i even_high = _mm256_unpackhi_epi8(pairs[side], pairs[4 + side]);
-    const __m256i odd_low = _mm256_unpacklo_epi8(pairs[2 + side], pairs[6 + side]);
-    const __m256i odd_high = _mm256_unpackhi_epi8(pairs[2 + side], pairs[6 + side]);
-    rows[4 * side] = _mm256_unpacklo_epi8(even_low, odd_low);
-    rows[4 * side + 1] = _mm256_unpackhi_epi8(even_low, odd_low);
-    rows[4 * side + 2] = _mm256_unpacklo_epi8(even_high, odd_high);
-    rows[4 * side + 3] = _mm256_unpackhi_epi8(even_high, odd_high);
+    for (size_t i = 0; i < 2; ++i) {
+      const __m256i low = pairs[4 * side + i];
+      const __m256i high = pairs[4 * side + 2 + i];
+      fours[4 * side + 2 * i] = _mm256_unpacklo_epi64(low, high);
+      fours[4 * side + 2 * i + 1] = _mm256_unpackhi_epi64(low, high);
+    }
+  }
+  for (size_t i = 0; i < 4; ++i) {
+    rows[i] = _mm256_permute2x128_si256(fours[i], fours[4 + i], 0x20);
+    rows[4 + i] = _mm256_permute2x128_si256(fours[i], fours[4 + i], 0x31);
   }
 }
 
-void Transpose(const std::byte* tile, TileUnits<StripFormat::kCodes>& units) {
+// Bytes side by side of four vectors, of the places 0-7 or 8-15.
+inline __m256i Interleave(const __m128i (&of_t)[4], bool upper) {
+  const __m128i low =
+      upper ? _mm_unpackhi_epi8(of_t[0], of_t[1]) : _mm_unpacklo_epi8(of_t[0], of_t[1]);
+  const __m128i high =
+      upper ? _mm_unpackhi_epi8(of_t[2], of_t[3]) : _mm_unpacklo_epi8(of_t[2], of_t[3]);
+  return _mm256_set_m128i(_mm_unpackhi_epi16(low, high), _mm_unpacklo_epi16(low, high));
+}
+
+// A row's bytes are [t][tile k32 half] of codes, [t][tile k32 half j1] of nibbles.
+inline __attribute__((always_inline)) void Transpose(const std::byte* tile,
+                                                     TileBytes<StripFormat::kCodes>& bytes) {
   __m256i rows[8];
-  for (size_t g = 0; g < 8; ++g) rows[g] = Load(tile + g * 32);
-  TransposeBytes(rows);
-  for (size_t i = 0; i < 8; ++i) {
-    const size_t t0 = i / 4, tile_row = i / 2 % 2 * 8, k32 = i % 2;
-    for (size_t t1 = 0; t1 < 2; ++t1) {
-      const __m128i columns =
-          t1 == 0 ? _mm256_castsi256_si128(rows[i]) : _mm256_extracti128_si256(rows[i], 1);
-      const size_t t = t1 * 2 + t0;
-      StoreLow(units.bytes[k32][0][t] + tile_row, columns);
-      StoreHigh(units.bytes[k32][1][t] + tile_row, columns);
-    }
+  for (size_t g = 0; g < 8; ++g) {
+    const __m128i low = LoadHalf(tile + g * 32);
+    const __m128i high = LoadHalf(tile + g * 32 + 16);
+    const __m128i of_t[4] = {low, _mm_srli_si128(low, 8), high, _mm_srli_si128(high, 8)};
+    rows[g] = Interleave(of_t, false);
   }
+  TransposeLanes(rows);
+  for (size_t c = 0; c < 8; ++c)
+    _mm256_store_si256(reinterpret_cast<__m256i*>(&bytes.of[c / 2 % 2][c % 2][0][c / 4 * 8]),
+                       rows[c]);
 }
 
-// Rows of 16 words, of g = 0..7: per 128-bit half t0, columns [tile k32 half] of two bytes. Gives 8
-// vectors, of one column each, whose halves are that column's 8 rows.
-void TransposeWords(__m256i (&rows)[8]) {
-  __m256i pairs[8];
-  for (size_t g = 0; g < 4; ++g) {
-    pairs[2 * g] = _mm256_unpacklo_epi16(rows[g], rows[g + 4]);
-    pairs[2 * g + 1] = _mm256_unpackhi_epi16(rows[g], rows[g + 4]);
-  }
-  for (size_t side = 0; side < 2; ++side) {
-    const __m256i even_low = _mm256_unpacklo_epi16(pairs[side], pairs[4 + side]);
-    const __m256i even_high = _mm256_unpackhi_epi16(pairs[side], pairs[4 + side]);
-    const __m256i odd_low = _mm256_unpacklo_epi16(pairs[2 + side], pairs[6 + side]);
-    const __m256i odd_high = _mm256_unpackhi_epi16(pairs[2 + side], pairs[6 + side]);
-    rows[4 * side] = _mm256_unpacklo_epi16(even_low, odd_low);
-    rows[4 * side + 1] = _mm256_unpackhi_epi16(even_low, odd_low);
-    rows[4 * side + 2] = _mm256_unpacklo_epi16(even_high, odd_high);
-    rows[4 * side + 3] = _mm256_unpackhi_epi16(even_high, odd_high);
-  }
-}
-
-void Transpose(const std::byte* tile, TileUnits<StripFormat::kNibbles>& units) {
-  for (size_t t1 = 0; t1 < 2; ++t1) {
+inline __attribute__((always_inline)) void Transpose(const std::byte* tile,
+                                                     TileBytes<StripFormat::kNibbles>& bytes) {
+  for (size_t of_tile = 0; of_tile < 2; ++of_tile) {
     __m256i rows[8];
-    for (size_t g = 0; g < 8; ++g) rows[g] = Load(tile + g * 64 + t1 * 32);
-    TransposeWords(rows);
-    for (size_t column = 0; column < 8; ++column) {
-      const size_t tile_row = column / 4 * 8, k32 = column / 2 % 2, half = column % 2;
-      for (size_t t0 = 0; t0 < 2; ++t0) {
-        const __m128i words = t0 == 0 ? _mm256_castsi256_si128(rows[column])
-                                      : _mm256_extracti128_si256(rows[column], 1);
-        _mm_store_si128(reinterpret_cast<__m128i*>(units.bytes[k32][half][t1 * 2 + t0] +
-                                                   tile_row * sizeof(uint16_t)),
-                        words);
-      }
+    for (size_t g = 0; g < 8; ++g) {
+      const std::byte* row = tile + g * 64;
+      const __m128i of_t[4] = {LoadHalf(row), LoadHalf(row + 16), LoadHalf(row + 32),
+                               LoadHalf(row + 48)};
+      rows[g] = Interleave(of_t, of_tile == 1);
     }
+    TransposeLanes(rows);
+    for (size_t c = 0; c < 8; ++c)
+      _mm256_store_si256(
+          reinterpret_cast<__m256i*>(&bytes.of[c / 4][c / 2 % 2][c % 2][of_tile * 8]), rows[c]);
   }
 }
 
-// By index bytes that hold one code where their row of the mask has it: (code << 2j & 15) with the
-// rest 0, or the same of 4j lower.
+// Entry i is the unsigned level of the element in the low bits of i, whatever is above it.
 struct alignas(16) Levels {
   uint8_t by_index[16];
 };
-constexpr Levels CodeLevels() {
+template <StripFormat kFormat>
+constexpr Levels MakeLevels() {
   Levels levels = {};
-  for (unsigned code = 0; code < 4; ++code)
-    levels.by_index[code] = levels.by_index[code << 2] = UnsignedLevel(StripFormat::kCodes, code);
-  return levels;
-}
-constexpr Levels NibbleLevels() {
-  Levels levels = {};
-  for (unsigned i = 0; i < 16; ++i) levels.by_index[i] = UnsignedLevel(StripFormat::kNibbles, i);
+  for (unsigned i = 0; i < 16; ++i) levels.by_index[i] = UnsignedLevel(kFormat, i);
   return levels;
 }
 template <StripFormat kFormat>
-constexpr Levels kLevels = kFormat == StripFormat::kCodes ? CodeLevels() : NibbleLevels();
+constexpr Levels kLevels = MakeLevels<kFormat>();
 
-// Unsigned levels of rows 8*upper to 8*upper+7 of one group: a lane of 32 bits is a row.
+// Column 4t + j of a half block, in the low bits of byte t of each row's lane.
 template <StripFormat kFormat>
-inline __attribute__((always_inline)) __m256i ReadLevels(const std::byte* units, size_t upper) {
+inline __attribute__((always_inline)) __m256i Columns(const TileBytes<kFormat>& bytes, size_t k32,
+                                                      size_t half, unsigned j, size_t upper) {
+  constexpr unsigned kPerByte = kFormat == StripFormat::kCodes ? 4 : 2;
+  const __m256i of = Load(&bytes.of[k32][half][j / kPerByte][upper * 8]);
+  return _mm256_srli_epi32(of, static_cast<int>(j % kPerByte * (8 / kPerByte)));
+}
+
+template <StripFormat kFormat>
+inline __attribute__((always_inline)) __m256i ByteLevels(__m256i columns) {
   const __m256i table = _mm256_broadcastsi128_si256(
       _mm_load_si128(reinterpret_cast<const __m128i*>(&kLevels<kFormat>)));
-  const __m256i low_nibbles = _mm256_set1_epi8(15);
-  if constexpr (kFormat == StripFormat::kCodes) {
-    const __m256i rows = _mm256_set1_epi64x(*reinterpret_cast<const int64_t*>(units + 8 * upper));
-    const __m256i repeat = _mm256_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3,  //
-                                            4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7);
-    // Byte j keeps code j. Shifting by 4 takes codes 2 and 3 to where 0 and 1 are; what it carries
-    // over from the byte above lands in the upper half and is cut off.
-    const __m256i one_code = _mm256_and_si256(_mm256_shuffle_epi8(rows, repeat),
-                                              _mm256_set1_epi32(static_cast<int>(0xC0300C03u)));
-    const __m256i index =
-        _mm256_and_si256(_mm256_or_si256(one_code, _mm256_srli_epi16(one_code, 4)), low_nibbles);
-    return _mm256_shuffle_epi8(table, index);
-  } else {
-    const __m256i rows = _mm256_broadcastsi128_si256(
-        _mm_load_si128(reinterpret_cast<const __m128i*>(units + 16 * upper)));
-    const __m256i repeat =
-        _mm256_setr_epi8(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7,  //
-                         8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
-    const __m256i pairs = _mm256_shuffle_epi8(rows, repeat);
-    const __m256i odd = _mm256_set1_epi16(static_cast<int16_t>(0xFF00));
-    const __m256i index =
-        _mm256_and_si256(_mm256_blendv_epi8(pairs, _mm256_srli_epi16(pairs, 4), odd), low_nibbles);
-    return _mm256_shuffle_epi8(table, index);
-  }
+  return _mm256_shuffle_epi8(table, _mm256_and_si256(columns, _mm256_set1_epi8(15)));
 }
 
 // Adds the four products of each lane. Levels are at most 24: pairs stay inside int16.
@@ -178,16 +142,17 @@ void FastRows(const std::byte* elements, const std::byte* scales, size_t k,
   __m256 sums[kRows][2];
   for (auto& sum : sums) sum[0] = sum[1] = _mm256_setzero_ps();
   for (size_t kb = 0; kb < k / kTileColumns; ++kb) {
-    TileUnits<kFormat> units;
-    Transpose(elements + kb * kTileBytes<kFormat>, units);
+    TileBytes<kFormat> bytes;
+    Transpose(elements + kb * kTileBytes<kFormat>, bytes);
     for (size_t k32 = 0; k32 < 2; ++k32) {
       const size_t block = kb * 2 + k32;
       __m256i products[kRows][2];
       for (size_t i = 0; i < kRows; ++i)
         products[i][0] = products[i][1] = _mm256_set1_epi32(rows[i].starts[block]);
-      for (size_t group = 0; group < 8; ++group) {
-        const std::byte* of = units.bytes[k32][group / 4][group % 4];
-        const __m256i levels[2] = {ReadLevels<kFormat>(of, 0), ReadLevels<kFormat>(of, 1)};
+      for (unsigned group = 0; group < 8; ++group) {
+        const unsigned j = group % 4;
+        const __m256i levels[2] = {ByteLevels<kFormat>(Columns(bytes, k32, group / 4, j, 0)),
+                                   ByteLevels<kFormat>(Columns(bytes, k32, group / 4, j, 1))};
         for (size_t i = 0; i < kRows; ++i) {
           const __m256i values = BroadcastWord(rows[i].values + block * kScaleBlock + group * 4);
           products[i][0] = AddProducts(products[i][0], levels[0], values);
@@ -211,29 +176,17 @@ void FastRows(const std::byte* elements, const std::byte* scales, size_t k,
   }
 }
 
-// The level of element j of each row's unit.
+// The value of the element in the low bits of each lane; what is above them does not count.
 template <StripFormat kFormat>
-inline __attribute__((always_inline)) __m256 FloatLevel(__m256i units, int j) {
+inline __attribute__((always_inline)) __m256 FloatLevel(__m256i elements) {
   if constexpr (kFormat == StripFormat::kCodes) {
     const __m256 table = _mm256_setr_ps(-4, -1, 1, 4, -4, -1, 1, 4);
-    return _mm256_permutevar8x32_ps(table, _mm256_srl_epi32(units, _mm_cvtsi32_si128(2 * j)));
+    return _mm256_permutevar8x32_ps(table, elements);
   } else {
-    const __m256i elements = _mm256_srl_epi32(units, _mm_cvtsi32_si128(4 * j));
     const __m256 magnitudes = _mm256_permutevar8x32_ps(_mm256_loadu_ps(kNibbleLevels), elements);
     const __m256i signs = _mm256_and_si256(_mm256_slli_epi32(elements, 28),
                                            _mm256_set1_epi32(static_cast<int>(0x80000000u)));
     return _mm256_xor_ps(magnitudes, _mm256_castsi256_ps(signs));
-  }
-}
-
-template <StripFormat kFormat>
-inline __attribute__((always_inline)) __m256i LoadUnits(const std::byte* units, size_t upper) {
-  if constexpr (kFormat == StripFormat::kCodes) {
-    return _mm256_cvtepu8_epi32(
-        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(units + 8 * upper)));
-  } else {
-    return _mm256_cvtepu16_epi32(
-        _mm_load_si128(reinterpret_cast<const __m128i*>(units + 16 * upper)));
   }
 }
 
@@ -243,19 +196,22 @@ void ExactRows(const std::byte* elements, const std::byte* scales, size_t k,
   __m256 sums[kRows][2];
   for (auto& sum : sums) sum[0] = sum[1] = _mm256_setzero_ps();
   for (size_t kb = 0; kb < k / kTileColumns; ++kb) {
-    TileUnits<kFormat> units;
-    Transpose(elements + kb * kTileBytes<kFormat>, units);
+    TileBytes<kFormat> bytes;
+    Transpose(elements + kb * kTileBytes<kFormat>, bytes);
     for (size_t block = kb * 2; block < kb * 2 + 2; ++block) {
       for (size_t upper = 0; upper < 2; ++upper) {
         __m256 halves[kRows][2];
         for (auto& half : halves) half[0] = half[1] = _mm256_setzero_ps();
-        for (size_t group = 0; group < 8; ++group) {
-          const size_t half = group / 4;
-          const __m256i of = LoadUnits<kFormat>(units.bytes[block % 2][half][group % 4], upper);
-          for (int j = 0; j < 4; ++j) {
-            const __m256 level = FloatLevel<kFormat>(of, j);
+#pragma GCC unroll 2
+        for (unsigned half = 0; half < 2; ++half) {
+#pragma GCC unroll 16
+          for (unsigned c = 0; c < 16; ++c) {
+            const __m256i columns = Columns(bytes, block % 2, half, c % 4, upper);
+            const __m256 level =
+                FloatLevel<kFormat>(_mm256_srli_epi32(columns, static_cast<int>(c / 4 * 8)));
+#pragma GCC unroll 2
             for (size_t i = 0; i < kRows; ++i) {
-              const float x = rows[i][block * kScaleBlock + group * 4 + j];
+              const float x = rows[i][block * kScaleBlock + half * 16 + c];
               halves[i][half] = _mm256_fmadd_ps(level, _mm256_set1_ps(x), halves[i][half]);
             }
           }
@@ -277,25 +233,31 @@ void ExactRows(const std::byte* elements, const std::byte* scales, size_t k,
 constexpr size_t kRowsMax = 2;
 
 template <StripFormat kFormat>
-void Fast(const std::byte* elements, const std::byte* scales, size_t k, const QuantizedRow* rows,
-          size_t count, float* out) {
-  for (; count >= kRowsMax; count -= kRowsMax) {
-    FastRows<kFormat, kRowsMax>(elements, scales, k, rows, out);
-    rows += kRowsMax;
-    out += kRowsMax * kStripRows;
+void Fast(const std::byte* elements, const std::byte* scales, size_t k, size_t strips,
+          const QuantizedRow* rows, size_t count, float* out) {
+  for (size_t s = 0; s < strips; ++s) {
+    size_t row = 0;
+    for (; count - row >= kRowsMax; row += kRowsMax)
+      FastRows<kFormat, kRowsMax>(elements, scales, k, rows + row, out + row * kStripRows);
+    if (row < count) FastRows<kFormat, 1>(elements, scales, k, rows + row, out + row * kStripRows);
+    elements += k / kTileColumns * kTileBytes<kFormat>;
+    scales += ScalePlaneBytes(kStripRows, k);
+    out += count * kStripRows;
   }
-  if (count == 1) FastRows<kFormat, 1>(elements, scales, k, rows, out);
 }
 
 template <StripFormat kFormat>
-void Exact(const std::byte* elements, const std::byte* scales, size_t k, const float* const* rows,
-           size_t count, float* out) {
-  for (; count >= kRowsMax; count -= kRowsMax) {
-    ExactRows<kFormat, kRowsMax>(elements, scales, k, rows, out);
-    rows += kRowsMax;
-    out += kRowsMax * kStripRows;
+void Exact(const std::byte* elements, const std::byte* scales, size_t k, size_t strips,
+           const float* const* rows, size_t count, float* out) {
+  for (size_t s = 0; s < strips; ++s) {
+    size_t row = 0;
+    for (; count - row >= kRowsMax; row += kRowsMax)
+      ExactRows<kFormat, kRowsMax>(elements, scales, k, rows + row, out + row * kStripRows);
+    if (row < count) ExactRows<kFormat, 1>(elements, scales, k, rows + row, out + row * kStripRows);
+    elements += k / kTileColumns * kTileBytes<kFormat>;
+    scales += ScalePlaneBytes(kStripRows, k);
+    out += count * kStripRows;
   }
-  if (count == 1) ExactRows<kFormat, 1>(elements, scales, k, rows, out);
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
-// AVX-512 with VBMI and VNNI. A vector lane is a row: the bytes of a tile are transposed so that
-// one vector holds the same four columns of all 16 rows, and sums need no reduction across lanes.
+// AVX-512 with VBMI and VNNI. A lane of 32 bits is a row: the bytes of a tile are transposed so
+// that a vector holds the same columns of all 16 rows, and sums need no reduction across lanes.
 //
-// The transposition exchanges address bits, a pair of vectors at a time. A tile of codes is 256
-// units of a byte, one of nibbles 256 units of two bytes; a unit's place in the plane is, in bits,
-//   [g2 g1 g0 | t1 t0 | tile | k32 | half]       (docs/format/planes.md: lane*8 + w)
-// Of codes the upper two bits choose the vector, of nibbles the upper three. Wanted are vectors by
-// (k32, half) and, of nibbles, t1, whose lanes hold all rows n = [tile g2 g1 g0] of a column group.
+// The transposition exchanges address bits, a pair of vectors at a time. The place of a byte in a
+// tile is, in bits,
+//   codes    [g2 g1 | g0 t1 t0 tile k32 half]         (docs/format/planes.md: lane*8 + w)
+//   nibbles  [g2 g1 g0 | t1 t0 tile k32 half j1]      (lane*16 + w*2 + j/2)
+// where the bits before the bar choose the vector. Wanted are vectors by (k32, half), of nibbles by
+// j1 too, with lanes [tile g2 g1 g0 | t1 t0]: row n, and for it one byte of each t. Shifting a lane
+// then brings another j of all four t to the low bits of its bytes.
 #include <immintrin.h>
 
 #include "moe/cpu/kernel_tables.h"
@@ -15,172 +17,100 @@ namespace {
 
 constexpr size_t Bit(size_t value, size_t bit) { return value >> bit & 1; }
 
-// Indexes for a permutation of two vectors of 64 bytes: `source` gives, by target lane, the source
-// lane and which of the two vectors.
-struct alignas(64) ByteIndexes {
+// Of a permutation of two vectors: by target byte the source byte, and which of the two in bit 6.
+struct alignas(64) Indexes {
   uint8_t index[64];
 };
-struct alignas(64) WordIndexes {
-  uint16_t index[32];
-};
 
-// --- codes: lanes [g0 t1 t0 tile k32 half], vectors (g2 g1) ---
-
-// Brings g1 into the lanes, [g1 g0 t1 t0 tile k32], and takes out `half`.
-constexpr ByteIndexes CodesFirst(size_t half) {
-  ByteIndexes indexes = {};
-  for (size_t lane = 0; lane < 64; ++lane) {
-    const size_t rest = lane & 31;  // [g0 t1 t0 tile k32]
-    indexes.index[lane] = static_cast<uint8_t>(Bit(lane, 5) << 6 | rest << 1 | half);
-  }
+// Brings the bit that distinguishes the two vectors to the top of the lanes' bits, [x b5 b4 .. b1],
+// and takes out b0, which is `low`.
+constexpr Indexes Exchange(size_t low) {
+  Indexes indexes = {};
+  for (size_t lane = 0; lane < 64; ++lane)
+    indexes.index[lane] = static_cast<uint8_t>(Bit(lane, 5) << 6 | (lane & 31) << 1 | low);
   return indexes;
 }
 
-// Brings in g2 and takes out k32. By qwords of row pairs, lanes [tile g2 g1 | t1 t0 | g0], so that
-// 16 bits of each qword are the codes of one t; or lanes [t1 t0 | tile g2 g1 g0].
-constexpr ByteIndexes CodesSecond(size_t k32, bool row_pairs) {
-  ByteIndexes indexes = {};
+// The same, from [g1 g0 t1 t0 tile b0] with g2 between the two, and puts the lanes in their order,
+// [tile g2 g1 g0 t1 t0].
+constexpr Indexes Last(size_t low) {
+  Indexes indexes = {};
   for (size_t lane = 0; lane < 64; ++lane) {
-    const size_t n = row_pairs ? (lane >> 3) << 1 | (lane & 1) : lane & 15;
-    const size_t t = row_pairs ? lane >> 1 & 3 : lane >> 4;
-    const size_t source = Bit(n, 1) << 5 | Bit(n, 0) << 4 | t << 2 | Bit(n, 3) << 1 | k32;
+    const size_t n = lane >> 2, t = lane & 3;
+    const size_t source = Bit(n, 1) << 5 | Bit(n, 0) << 4 | t << 2 | Bit(n, 3) << 1 | low;
     indexes.index[lane] = static_cast<uint8_t>(Bit(n, 2) << 6 | source);
   }
   return indexes;
 }
 
-// --- nibbles: lanes of two bytes [t1 t0 tile k32 half], vectors (g2 g1 g0) ---
+constexpr Indexes kExchange[2] = {Exchange(0), Exchange(1)};
+constexpr Indexes kLast[2] = {Last(0), Last(1)};
 
-// Brings g0 into the lanes, [g0 t1 t0 tile k32], and takes out `half`.
-constexpr WordIndexes NibblesFirst(size_t half) {
-  WordIndexes indexes = {};
-  for (size_t lane = 0; lane < 32; ++lane)
-    indexes.index[lane] = static_cast<uint16_t>(Bit(lane, 4) << 5 | (lane & 15) << 1 | half);
-  return indexes;
-}
-
-// Brings g1 into the lanes, [g1 g0 t1 t0 tile], and takes out k32.
-constexpr WordIndexes NibblesSecond(size_t k32) { return NibblesFirst(k32); }
-
-// Brings in g2 and takes out t1. Lanes [tile g2 g1 | t0 | g0], or [t0 | tile g2 g1 g0].
-constexpr WordIndexes NibblesThird(size_t t1, bool row_pairs) {
-  WordIndexes indexes = {};
-  for (size_t lane = 0; lane < 32; ++lane) {
-    const size_t n = row_pairs ? (lane >> 2) << 1 | (lane & 1) : lane & 15;
-    const size_t t0 = row_pairs ? lane >> 1 & 1 : lane >> 4;
-    const size_t source = Bit(n, 1) << 4 | Bit(n, 0) << 3 | t1 << 2 | t0 << 1 | Bit(n, 3);
-    indexes.index[lane] = static_cast<uint16_t>(Bit(n, 2) << 5 | source);
-  }
-  return indexes;
-}
-
-constexpr ByteIndexes kCodesFirst[2] = {CodesFirst(0), CodesFirst(1)};
-constexpr ByteIndexes kCodesSecond[2][2] = {{CodesSecond(0, false), CodesSecond(1, false)},
-                                            {CodesSecond(0, true), CodesSecond(1, true)}};
-constexpr WordIndexes kNibblesFirst[2] = {NibblesFirst(0), NibblesFirst(1)};
-constexpr WordIndexes kNibblesSecond[2] = {NibblesSecond(0), NibblesSecond(1)};
-constexpr WordIndexes kNibblesThird[2][2] = {{NibblesThird(0, false), NibblesThird(1, false)},
-                                             {NibblesThird(0, true), NibblesThird(1, true)}};
-
-__m512i Load(const void* from) { return _mm512_loadu_si512(from); }
-
-__m512i PermuteBytes(__m512i low, const ByteIndexes& indexes, __m512i high) {
+inline __m512i Load(const void* from) { return _mm512_loadu_si512(from); }
+inline __m512i Permute(__m512i low, const Indexes& indexes, __m512i high) {
   return _mm512_permutex2var_epi8(low, Load(&indexes), high);
-}
-__m512i PermuteWords(__m512i low, const WordIndexes& indexes, __m512i high) {
-  return _mm512_permutex2var_epi16(low, Load(&indexes), high);
-}
-
-// A tile by (k32, half): all bytes of codes of 4 t and 16 rows.
-template <bool kRowPairs>
-inline __attribute__((always_inline)) void TransposeCodes(const std::byte* tile,
-                                                          __m512i (&out)[2][2]) {
-  __m512i in[4];
-  for (size_t i = 0; i < 4; ++i) in[i] = Load(tile + i * 64);
-  for (size_t half = 0; half < 2; ++half) {
-    const __m512i low = PermuteBytes(in[0], kCodesFirst[half], in[1]);
-    const __m512i high = PermuteBytes(in[2], kCodesFirst[half], in[3]);
-    for (size_t k32 = 0; k32 < 2; ++k32)
-      out[k32][half] = PermuteBytes(low, kCodesSecond[kRowPairs][k32], high);
-  }
-}
-
-// A tile by (k32, half, t1): the byte pairs of nibbles of 2 t and 16 rows.
-template <bool kRowPairs>
-inline __attribute__((always_inline)) void TransposeNibbles(const std::byte* tile,
-                                                            __m512i (&out)[2][2][2]) {
-  __m512i first[4][2];
-  for (size_t i = 0; i < 4; ++i) {
-    const __m512i low = Load(tile + i * 128);
-    const __m512i high = Load(tile + i * 128 + 64);
-    for (size_t half = 0; half < 2; ++half)
-      first[i][half] = PermuteWords(low, kNibblesFirst[half], high);
-  }
-  for (size_t half = 0; half < 2; ++half) {
-    for (size_t k32 = 0; k32 < 2; ++k32) {
-      const WordIndexes& indexes = kNibblesSecond[k32];
-      const __m512i low = PermuteWords(first[0][half], indexes, first[1][half]);
-      const __m512i high = PermuteWords(first[2][half], indexes, first[3][half]);
-      for (size_t t1 = 0; t1 < 2; ++t1)
-        out[k32][half][t1] = PermuteWords(low, kNibblesThird[kRowPairs][t1], high);
-    }
-  }
-}
-
-// Entry i is the unsigned level of the element in the low bits of i, whatever is above it: a byte
-// permutation takes 6 bits of index.
-template <StripFormat kFormat>
-constexpr ByteIndexes LevelTable() {
-  ByteIndexes table = {};
-  for (unsigned i = 0; i < 64; ++i) table.index[i] = UnsignedLevel(kFormat, i);
-  return table;
-}
-template <StripFormat kFormat>
-constexpr ByteIndexes kLevelTable = LevelTable<kFormat>();
-
-// For each byte of a qword the bit where its element begins: `bits` apart from bit `first`.
-constexpr uint64_t BitOffsets(unsigned first, unsigned bits) {
-  uint64_t offsets = 0;
-  for (unsigned i = 0; i < 8; ++i) offsets |= uint64_t{first + i * bits} << (8 * i);
-  return offsets;
-}
-
-// Unsigned levels of a tile by block of 32 and group of 4 columns: a lane of 32 bits is a row.
-struct TileLevels {
-  __m512i of[2][8];
-};
-
-template <StripFormat kFormat>
-inline __attribute__((always_inline)) void ReadLevels(const std::byte* tile, TileLevels& levels) {
-  const __m512i table = Load(&kLevelTable<kFormat>);
-  const auto expand = [&](__m512i units, uint64_t offsets) {
-    const __m512i elements =
-        _mm512_multishift_epi64_epi8(_mm512_set1_epi64(static_cast<int64_t>(offsets)), units);
-    return _mm512_permutexvar_epi8(elements, table);
-  };
-  if constexpr (kFormat == StripFormat::kCodes) {
-    __m512i units[2][2];
-    TransposeCodes<true>(tile, units);
-    for (size_t k32 = 0; k32 < 2; ++k32)
-      for (size_t half = 0; half < 2; ++half)
-        for (unsigned t = 0; t < 4; ++t)
-          levels.of[k32][half * 4 + t] = expand(units[k32][half], BitOffsets(16 * t, 2));
-  } else {
-    __m512i units[2][2][2];
-    TransposeNibbles<true>(tile, units);
-    for (size_t k32 = 0; k32 < 2; ++k32)
-      for (size_t half = 0; half < 2; ++half)
-        for (unsigned t = 0; t < 4; ++t)
-          levels.of[k32][half * 4 + t] =
-              expand(units[k32][half][t / 2], BitOffsets(32 * (t % 2), 4));
-  }
 }
 
 template <StripFormat kFormat>
 constexpr size_t kTileBytes = kFormat == StripFormat::kCodes ? kTileCodeBytes : kTileNibbleBytes;
 
-// How far ahead of the tile in work the strip is asked for: about what a core reads while the
-// memory answers (20 GB/s, 100 ns).
+// The transposed bytes of a tile.
+template <StripFormat kFormat>
+struct TileBytes;
+
+template <>
+struct TileBytes<StripFormat::kCodes> {
+  __m512i of[2][2];  // k32, half
+
+  inline __attribute__((always_inline)) explicit TileBytes(const std::byte* tile) {
+    const __m512i in[4] = {Load(tile), Load(tile + 64), Load(tile + 128), Load(tile + 192)};
+    for (size_t half = 0; half < 2; ++half) {
+      const __m512i low = Permute(in[0], kExchange[half], in[1]);   // g2 = 0
+      const __m512i high = Permute(in[2], kExchange[half], in[3]);  // g2 = 1
+      for (size_t k32 = 0; k32 < 2; ++k32) of[k32][half] = Permute(low, kLast[k32], high);
+    }
+  }
+  // Lanes whose bytes have, in their low bits, column 4t + j of this half block for each t.
+  inline __attribute__((always_inline)) __m512i Columns(size_t k32, size_t half, unsigned j) const {
+    return j == 0 ? of[k32][half] : _mm512_srli_epi32(of[k32][half], 2 * j);
+  }
+};
+
+template <>
+struct TileBytes<StripFormat::kNibbles> {
+  __m512i of[2][2][2];  // k32, half, j1
+
+  inline __attribute__((always_inline)) explicit TileBytes(const std::byte* tile) {
+    for (size_t j1 = 0; j1 < 2; ++j1) {
+      __m512i by_g0[4];  // g2 g1; lanes [g0 t1 t0 tile k32 half]
+      for (size_t i = 0; i < 4; ++i)
+        by_g0[i] = Permute(Load(tile + i * 128), kExchange[j1], Load(tile + i * 128 + 64));
+      for (size_t half = 0; half < 2; ++half) {
+        const __m512i low = Permute(by_g0[0], kExchange[half], by_g0[1]);
+        const __m512i high = Permute(by_g0[2], kExchange[half], by_g0[3]);
+        for (size_t k32 = 0; k32 < 2; ++k32) of[k32][half][j1] = Permute(low, kLast[k32], high);
+      }
+    }
+  }
+  inline __attribute__((always_inline)) __m512i Columns(size_t k32, size_t half, unsigned j) const {
+    const __m512i bytes = of[k32][half][j / 2];
+    return j % 2 == 0 ? bytes : _mm512_srli_epi32(bytes, 4);
+  }
+};
+
+// Entry i is the unsigned level of the element in the low bits of i, whatever is above it: a byte
+// permutation takes 6 bits of index.
+template <StripFormat kFormat>
+constexpr Indexes LevelTable() {
+  Indexes table = {};
+  for (unsigned i = 0; i < 64; ++i) table.index[i] = UnsignedLevel(kFormat, i);
+  return table;
+}
+template <StripFormat kFormat>
+constexpr Indexes kLevelTable = LevelTable<kFormat>();
+
+// How far ahead of the tile in work a strip is asked for: about what a core reads while the memory
+// answers (20 GB/s, 100 ns).
 constexpr size_t kPrefetchBytes = 2048;
 
 inline __attribute__((always_inline)) void Prefetch(const std::byte* tile, size_t bytes) {
@@ -188,164 +118,182 @@ inline __attribute__((always_inline)) void Prefetch(const std::byte* tile, size_
     _mm_prefetch(reinterpret_cast<const char*>(tile + kPrefetchBytes + at), _MM_HINT_T0);
 }
 
-__m512 ScalesOf(const std::byte* scales) {
+inline __m512 ScalesOf(const std::byte* scales) {
   const __m512i bytes =
       _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
   return _mm512_castsi512_ps(
       _mm512_max_epu32(_mm512_slli_epi32(bytes, 23), _mm512_set1_epi32(int{kSmallestScaleBits})));
 }
 
-__m512i BroadcastWord(const void* from) {
+inline __m512i BroadcastWord(const void* from) {
   int32_t word;
   __builtin_memcpy(&word, from, sizeof word);
   return _mm512_set1_epi32(word);
 }
 
-template <StripFormat kFormat, size_t kRows>
-void FastRows(const std::byte* elements, const std::byte* scales, size_t k,
-              const QuantizedRow* rows, float* out) {
+// Where strips, their scales and their outputs are.
+template <StripFormat kFormat>
+struct Strips {
+  Strips(const std::byte* elements_, const std::byte* scales_, size_t k_, size_t count, float* out_)
+      : elements(elements_), scales(scales_), k(k_), out_floats(count * kStripRows), out(out_) {}
+  const std::byte* Tile(size_t strip, size_t kb) const {
+    return elements + (strip * (k / kTileColumns) + kb) * kTileBytes<kFormat>;
+  }
+  const std::byte* Scales(size_t strip, size_t block) const {
+    return scales + (strip * (k / kScaleBlock) + block) * kStripRows;
+  }
+  float* Out(size_t strip, size_t row) const { return out + strip * out_floats + row * kStripRows; }
+
+  const std::byte* elements;
+  const std::byte* scales;
+  size_t k;
+  size_t out_floats;
+  float* out;
+};
+
+template <StripFormat kFormat, size_t kStrips, size_t kRows>
+void FastRows(const Strips<kFormat>& strips, size_t first_strip, const QuantizedRow* rows,
+              size_t first_row) {
   constexpr float kUnit = 1.0f / kLevelForms[static_cast<size_t>(kFormat)].multiplier;
-  __m512 sums[kRows];
-  for (size_t i = 0; i < kRows; ++i) sums[i] = _mm512_setzero_ps();
-  for (size_t kb = 0; kb < k / kTileColumns; ++kb) {
-    const std::byte* tile = elements + kb * kTileBytes<kFormat>;
-    Prefetch(tile, kTileBytes<kFormat>);
-    TileLevels levels;
-    ReadLevels<kFormat>(tile, levels);
+  const __m512i table = Load(&kLevelTable<kFormat>);
+  __m512 sums[kRows][kStrips];
+  for (auto& of_row : sums)
+    for (__m512& sum : of_row) sum = _mm512_setzero_ps();
+  for (size_t block = 0; block < strips.k / kScaleBlock; block += 2) {
+    __m512i bytes[kStrips][2][8 / (kFormat == StripFormat::kCodes ? 4 : 2)];
+    for (size_t s = 0; s < kStrips; ++s) {
+      const std::byte* tile = strips.Tile(first_strip + s, block / 2);
+      Prefetch(tile, kTileBytes<kFormat>);
+      const TileBytes<kFormat> transposed(tile);
+      __builtin_memcpy(bytes[s], &transposed, sizeof bytes[s]);
+    }
     for (size_t k32 = 0; k32 < 2; ++k32) {
-      const size_t block = kb * 2 + k32;
-      __m512 scale = ScalesOf(scales + block * kStripRows);
-      if constexpr (kUnit != 1.0f) scale = _mm512_mul_ps(scale, _mm512_set1_ps(kUnit));
+      __m512i levels[kStrips][8];
+      __m512 scales[kStrips];
+      for (size_t s = 0; s < kStrips; ++s) {
+        for (unsigned group = 0; group < 8; ++group) {
+          constexpr unsigned kPerVector = kFormat == StripFormat::kCodes ? 4 : 2;
+          constexpr unsigned kBits = 8 / kPerVector;
+          const __m512i of = bytes[s][k32][group / kPerVector];
+          const unsigned shift = group % kPerVector * kBits;
+          levels[s][group] =
+              _mm512_permutexvar_epi8(shift == 0 ? of : _mm512_srli_epi32(of, shift), table);
+        }
+        scales[s] = ScalesOf(strips.Scales(first_strip + s, block + k32));
+        if constexpr (kUnit != 1.0f) scales[s] = _mm512_mul_ps(scales[s], _mm512_set1_ps(kUnit));
+      }
       for (size_t i = 0; i < kRows; ++i) {
-        __m512i products = _mm512_set1_epi32(rows[i].starts[block]);
-        const int8_t* values = rows[i].values + block * kScaleBlock;
-        for (size_t group = 0; group < 8; ++group)
-          products = _mm512_dpbusd_epi32(products, levels.of[k32][group],
-                                         BroadcastWord(values + group * 4));
-        const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(rows[i].scales[block]));
-        sums[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), factor, sums[i]);
+        const QuantizedRow& row = rows[first_row + i];
+        const int8_t* values = row.values + (block + k32) * kScaleBlock;
+        __m512i products[kStrips];
+        for (__m512i& product : products) product = _mm512_set1_epi32(row.starts[block + k32]);
+        for (size_t group = 0; group < 8; ++group) {
+          const __m512i four = BroadcastWord(values + group * 4);
+          for (size_t s = 0; s < kStrips; ++s)
+            products[s] = _mm512_dpbusd_epi32(products[s], levels[s][group], four);
+        }
+        const __m512 row_scale = _mm512_set1_ps(row.scales[block + k32]);
+        for (size_t s = 0; s < kStrips; ++s)
+          sums[i][s] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[s]),
+                                       _mm512_mul_ps(scales[s], row_scale), sums[i][s]);
       }
     }
   }
-  for (size_t i = 0; i < kRows; ++i) _mm512_storeu_ps(out + i * kStripRows, sums[i]);
+  for (size_t i = 0; i < kRows; ++i)
+    for (size_t s = 0; s < kStrips; ++s)
+      _mm512_storeu_ps(strips.Out(first_strip + s, first_row + i), sums[i][s]);
 }
 
-// The levels of one group of 4 columns as floats, a lane a row.
+// The value of the element in the low bits of each lane; what is above them does not count.
 template <StripFormat kFormat>
-inline __attribute__((always_inline)) __m512 FloatLevel(__m512i units, int j) {
-  if constexpr (kFormat == StripFormat::kCodes) {
-    const __m512 table = _mm512_set_ps(4, 1, -1, -4, 4, 1, -1, -4, 4, 1, -1, -4, 4, 1, -1, -4);
-    return _mm512_permutexvar_ps(_mm512_srl_epi32(units, _mm_cvtsi32_si128(2 * j)), table);
-  } else {
-    const __m512 table = _mm512_loadu_ps(kNibbleLevels);
-    return _mm512_permutexvar_ps(_mm512_srl_epi32(units, _mm_cvtsi32_si128(4 * j)), table);
-  }
+inline __attribute__((always_inline)) __m512 FloatLevel(__m512i lanes) {
+  const __m512 table = kFormat == StripFormat::kCodes
+                           ? _mm512_broadcast_f32x4(_mm_loadu_ps(kCodeLevels))
+                           : _mm512_loadu_ps(kNibbleLevels);
+  return _mm512_permutexvar_ps(lanes, table);
 }
-
-// A lane of 32 bits is a row: its byte of codes, or two bytes of nibbles, of this group.
-template <StripFormat kFormat>
-struct TileUnits;
-template <>
-struct TileUnits<StripFormat::kCodes> {
-  inline __attribute__((always_inline)) explicit TileUnits(const std::byte* tile) {
-    TransposeCodes<false>(tile, units);
-  }
-  inline __attribute__((always_inline)) __m512i Group(size_t k32, size_t half, size_t t) const {
-    const __m512i of = units[k32][half];
-    const __m128i bytes = t == 0   ? _mm512_castsi512_si128(of)
-                          : t == 1 ? _mm512_extracti32x4_epi32(of, 1)
-                          : t == 2 ? _mm512_extracti32x4_epi32(of, 2)
-                                   : _mm512_extracti32x4_epi32(of, 3);
-    return _mm512_cvtepu8_epi32(bytes);
-  }
-  __m512i units[2][2];
-};
-template <>
-struct TileUnits<StripFormat::kNibbles> {
-  inline __attribute__((always_inline)) explicit TileUnits(const std::byte* tile) {
-    TransposeNibbles<false>(tile, units);
-  }
-  inline __attribute__((always_inline)) __m512i Group(size_t k32, size_t half, size_t t) const {
-    const __m512i of = units[k32][half][t / 2];
-    return _mm512_cvtepu16_epi32(t % 2 == 0 ? _mm512_castsi512_si256(of)
-                                            : _mm512_extracti64x4_epi64(of, 1));
-  }
-  __m512i units[2][2][2];
-};
 
 template <StripFormat kFormat, size_t kRows>
-void ExactRows(const std::byte* elements, const std::byte* scales, size_t k,
-               const float* const* rows, float* out) {
+void ExactRows(const Strips<kFormat>& strips, size_t strip, const float* const* rows,
+               size_t first_row) {
   __m512 sums[kRows];
-  for (size_t i = 0; i < kRows; ++i) sums[i] = _mm512_setzero_ps();
-  for (size_t kb = 0; kb < k / kTileColumns; ++kb) {
-    const std::byte* tile = elements + kb * kTileBytes<kFormat>;
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
+  for (size_t block = 0; block < strips.k / kScaleBlock; block += 2) {
+    const std::byte* tile = strips.Tile(strip, block / 2);
     Prefetch(tile, kTileBytes<kFormat>);
-    const TileUnits<kFormat> units(tile);
+    const TileBytes<kFormat> bytes(tile);
     for (size_t k32 = 0; k32 < 2; ++k32) {
-      const size_t block = kb * 2 + k32;
       __m512 halves[kRows][2];
       for (size_t i = 0; i < kRows; ++i) halves[i][0] = halves[i][1] = _mm512_setzero_ps();
-      for (size_t t = 0; t < 4; ++t) {
+#pragma GCC unroll 16
+      for (unsigned c = 0; c < 16; ++c) {
+#pragma GCC unroll 2
         for (size_t half = 0; half < 2; ++half) {
-          const __m512i group = units.Group(k32, half, t);
-          for (int j = 0; j < 4; ++j) {
-            const __m512 level = FloatLevel<kFormat>(group, j);
-            for (size_t i = 0; i < kRows; ++i) {
-              const float x = rows[i][block * kScaleBlock + half * 16 + t * 4 + j];
-              halves[i][half] = _mm512_fmadd_ps(level, _mm512_set1_ps(x), halves[i][half]);
-            }
+          const __m512i columns = bytes.Columns(k32, half, c % 4);
+          const __m512 level = FloatLevel<kFormat>(
+              c < 4 ? columns : _mm512_srli_epi32(columns, static_cast<unsigned>(c / 4 * 8)));
+#pragma GCC unroll 4
+          for (size_t i = 0; i < kRows; ++i) {
+            const float x = rows[first_row + i][(block + k32) * kScaleBlock + half * 16 + c];
+            halves[i][half] = _mm512_fmadd_ps(level, _mm512_set1_ps(x), halves[i][half]);
           }
         }
       }
-      const __m512 scale = ScalesOf(scales + block * kStripRows);
+      const __m512 scale = ScalesOf(strips.Scales(strip, block + k32));
       for (size_t i = 0; i < kRows; ++i)
         sums[i] = _mm512_fmadd_ps(_mm512_add_ps(halves[i][0], halves[i][1]), scale, sums[i]);
     }
   }
-  for (size_t i = 0; i < kRows; ++i) _mm512_storeu_ps(out + i * kStripRows, sums[i]);
+  for (size_t i = 0; i < kRows; ++i) _mm512_storeu_ps(strips.Out(strip, first_row + i), sums[i]);
 }
 
-// Rows at once: 16 vectors of levels, 8 of sums and the temporaries fill the 32 registers.
+// Tokens at once, of two strips: 16 vectors of levels, 8 of sums and the temporaries fill the 32
+// registers.
 constexpr size_t kFastRowsMax = 8;
 // 8 chains, each of latency 4, cover two units of multiply-add.
 constexpr size_t kExactRowsMax = 4;
 
-template <StripFormat kFormat>
-void Fast(const std::byte* elements, const std::byte* scales, size_t k, const QuantizedRow* rows,
-          size_t count, float* out) {
-  while (count >= kFastRowsMax) {
-    FastRows<kFormat, kFastRowsMax>(elements, scales, k, rows, out);
-    rows += kFastRowsMax;
-    out += kFastRowsMax * kStripRows;
-    count -= kFastRowsMax;
-  }
-  switch (count) {
-    case 1: return FastRows<kFormat, 1>(elements, scales, k, rows, out);
-    case 2: return FastRows<kFormat, 2>(elements, scales, k, rows, out);
-    case 3: return FastRows<kFormat, 3>(elements, scales, k, rows, out);
-    case 4: return FastRows<kFormat, 4>(elements, scales, k, rows, out);
-    case 5: return FastRows<kFormat, 5>(elements, scales, k, rows, out);
-    case 6: return FastRows<kFormat, 6>(elements, scales, k, rows, out);
-    case 7: return FastRows<kFormat, 7>(elements, scales, k, rows, out);
+template <StripFormat kFormat, size_t kStrips>
+void FastStrips(const Strips<kFormat>& strips, size_t strip, const QuantizedRow* rows,
+                size_t count) {
+  size_t row = 0;
+  for (; count - row >= kFastRowsMax; row += kFastRowsMax)
+    FastRows<kFormat, kStrips, kFastRowsMax>(strips, strip, rows, row);
+  switch (count - row) {
+    case 1: return FastRows<kFormat, kStrips, 1>(strips, strip, rows, row);
+    case 2: return FastRows<kFormat, kStrips, 2>(strips, strip, rows, row);
+    case 3: return FastRows<kFormat, kStrips, 3>(strips, strip, rows, row);
+    case 4: return FastRows<kFormat, kStrips, 4>(strips, strip, rows, row);
+    case 5: return FastRows<kFormat, kStrips, 5>(strips, strip, rows, row);
+    case 6: return FastRows<kFormat, kStrips, 6>(strips, strip, rows, row);
+    case 7: return FastRows<kFormat, kStrips, 7>(strips, strip, rows, row);
     default: return;
   }
 }
 
 template <StripFormat kFormat>
-void Exact(const std::byte* elements, const std::byte* scales, size_t k, const float* const* rows,
-           size_t count, float* out) {
-  while (count >= kExactRowsMax) {
-    ExactRows<kFormat, kExactRowsMax>(elements, scales, k, rows, out);
-    rows += kExactRowsMax;
-    out += kExactRowsMax * kStripRows;
-    count -= kExactRowsMax;
-  }
-  switch (count) {
-    case 1: return ExactRows<kFormat, 1>(elements, scales, k, rows, out);
-    case 2: return ExactRows<kFormat, 2>(elements, scales, k, rows, out);
-    case 3: return ExactRows<kFormat, 3>(elements, scales, k, rows, out);
-    default: return;
+void Fast(const std::byte* elements, const std::byte* scales, size_t k, size_t strip_count,
+          const QuantizedRow* rows, size_t count, float* out) {
+  const Strips<kFormat> strips(elements, scales, k, count, out);
+  size_t strip = 0;
+  for (; strip + 2 <= strip_count; strip += 2) FastStrips<kFormat, 2>(strips, strip, rows, count);
+  if (strip < strip_count) FastStrips<kFormat, 1>(strips, strip, rows, count);
+}
+
+template <StripFormat kFormat>
+void Exact(const std::byte* elements, const std::byte* scales, size_t k, size_t strip_count,
+           const float* const* rows, size_t count, float* out) {
+  const Strips<kFormat> strips(elements, scales, k, count, out);
+  for (size_t strip = 0; strip < strip_count; ++strip) {
+    size_t row = 0;
+    for (; count - row >= kExactRowsMax; row += kExactRowsMax)
+      ExactRows<kFormat, kExactRowsMax>(strips, strip, rows, row);
+    switch (count - row) {
+      case 1: ExactRows<kFormat, 1>(strips, strip, rows, row); break;
+      case 2: ExactRows<kFormat, 2>(strips, strip, rows, row); break;
+      case 3: ExactRows<kFormat, 3>(strips, strip, rows, row); break;
+      default: break;
+    }
   }
 }
 

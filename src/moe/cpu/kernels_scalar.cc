@@ -34,8 +34,8 @@ float Scale(std::byte byte) {
 }
 
 template <StripFormat kFormat>
-void Fast(const std::byte* elements, const std::byte* scales, size_t k, const QuantizedRow* rows,
-          size_t count, float* out) {
+void FastStrip(const std::byte* elements, const std::byte* scales, size_t k,
+               const QuantizedRow* rows, size_t count, float* out) {
   constexpr float kUnit = 1.0f / kLevelForms[static_cast<size_t>(kFormat)].multiplier;
   for (size_t i = 0; i < count; ++i) {
     for (size_t n = 0; n < kStripRows; ++n) {
@@ -45,7 +45,8 @@ void Fast(const std::byte* elements, const std::byte* scales, size_t k, const Qu
         int32_t products = rows[i].starts[block];
         for (size_t c = 0; c < kScaleBlock; ++c) {
           const unsigned element = Element<kFormat>(tile, n, block % 2 * kScaleBlock + c);
-          products += UnsignedLevel(kFormat, element) * rows[i].values[block * kScaleBlock + c];
+          products +=
+              UnsignedLevel(kFormat, element) * rows[i].values[ValuePlace(block * kScaleBlock + c)];
         }
         const float scale = Scale(scales[block * kStripRows + n]) * kUnit;
         sum = std::fma(static_cast<float>(products), scale * rows[i].scales[block], sum);
@@ -56,8 +57,8 @@ void Fast(const std::byte* elements, const std::byte* scales, size_t k, const Qu
 }
 
 template <StripFormat kFormat>
-void Exact(const std::byte* elements, const std::byte* scales, size_t k, const float* const* rows,
-           size_t count, float* out) {
+void ExactStrip(const std::byte* elements, const std::byte* scales, size_t k,
+                const float* const* rows, size_t count, float* out) {
   for (size_t i = 0; i < count; ++i) {
     for (size_t n = 0; n < kStripRows; ++n) {
       float sum = 0;
@@ -74,6 +75,24 @@ void Exact(const std::byte* elements, const std::byte* scales, size_t k, const f
       out[i * kStripRows + n] = sum;
     }
   }
+}
+
+template <StripFormat kFormat>
+void Fast(const std::byte* elements, const std::byte* scales, size_t k, size_t strips,
+          const QuantizedRow* rows, size_t count, float* out) {
+  for (size_t s = 0; s < strips; ++s)
+    FastStrip<kFormat>(elements + s * (k / kTileColumns) * kTileBytes<kFormat>,
+                       scales + s * ScalePlaneBytes(kStripRows, k), k, rows, count,
+                       out + s * count * kStripRows);
+}
+
+template <StripFormat kFormat>
+void Exact(const std::byte* elements, const std::byte* scales, size_t k, size_t strips,
+           const float* const* rows, size_t count, float* out) {
+  for (size_t s = 0; s < strips; ++s)
+    ExactStrip<kFormat>(elements + s * (k / kTileColumns) * kTileBytes<kFormat>,
+                        scales + s * ScalePlaneBytes(kStripRows, k), k, rows, count,
+                        out + s * count * kStripRows);
 }
 
 }  // namespace
