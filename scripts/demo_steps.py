@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""demo_steps.py HOTPLANE CHECKPOINT [--smoke]: builds a store, boots it cold and warm, verifies it,
-and prints what each step read, skipped and took. Fails when a boot reads a byte that it does not
-need. The last line extrapolates from a larger store of random bytes at the headline geometry."""
+"""demo_steps.py HOTPLANE TINYLM CHECKPOINT [--smoke]: builds a store, boots it cold and warm,
+verifies it, and prints what each step read, skipped and took. Fails when a boot reads a byte that
+it does not need. A larger store of random bytes at the headline geometry is what the figures of
+DeepSeek-V4-Flash are extrapolated from. At the end the model writes a text with the store's
+experts, at 2 bits and at FP4."""
 import argparse
+import itertools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +22,8 @@ HEADLINE_BYTES = 44 * 256 * 6.75 * (1 << 20)
 EXPERT_BYTES = 6.75 * (1 << 20)
 # Below this a boot measures its fixed costs, and a share of a rate means nothing.
 SECONDS_MIN = 0.02
+PROMPT = "class Store:\n    def read(self, layer):\n"
+TEXT_COLUMNS = 48
 
 
 class Step(Exception):
@@ -26,7 +32,7 @@ class Step(Exception):
 
 def run(program, *arguments):
     """The command's JSON object; `wall_seconds` is added."""
-    print("$ hotplane", *arguments, flush=True)
+    print("$", Path(program).name, shlex.join(arguments), flush=True)
     start = time.monotonic()
     done = subprocess.run([program, *arguments, "--json"], stdout=subprocess.PIPE, text=True,
                           check=False)
@@ -126,6 +132,32 @@ def large_store(program, folder, smoke):
     return {"cold": cold, "warm": boot(program, store, cold=False), "disk": disk}
 
 
+def written(tinylm, checkpoint, store):
+    """What the model writes, and its loss, with the store's experts at each precision."""
+    return {precision: {
+        "text": run(tinylm, "generate", checkpoint, "--store", str(store), "--precision", precision,
+                    "--prompt", PROMPT, "--tokens", "200", "--temperature", "0.6", "--seed", "2"),
+        "loss": run(tinylm, "eval", checkpoint, "--store", str(store), "--precision", precision),
+    } for precision in ("base", "fp4")}
+
+
+def side_by_side(texts):
+    """The texts in columns, their losses above."""
+    columns = []
+    for name, precision in (("2-bit base", "base"), ("FP4", "fp4")):
+        text, loss = texts[precision]["text"], texts[precision]["loss"]
+        lines = [f"{name}: loss {loss['loss']:.4f} nats per byte",
+                 f"{text['tokens']} bytes, {text['tokens_per_second']:.0f} per second", ""]
+        for line in (PROMPT + text["text"]).split("\n"):
+            lines += [line[at:at + TEXT_COLUMNS] for at in range(0, max(len(line), 1),
+                                                                 TEXT_COLUMNS)]
+        columns.append(lines)
+    return ["", "the same model, the same seed; the loss is over "
+            f"{texts['base']['loss']['bytes_scored']} bytes of another text:", ""] + [
+                f"{left:<{TEXT_COLUMNS}} | {right}".rstrip()
+                for left, right in itertools.zip_longest(*columns, fillvalue="")]
+
+
 def table(steps, large):
     built, checked = steps["build"], steps["verify"]
     build_rate = built["bytes_read"] / built["seconds"] / 1e9
@@ -166,20 +198,23 @@ def headline(large):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program")
+    parser.add_argument("tinylm")
     parser.add_argument("checkpoint")
     parser.add_argument("--smoke", action="store_true", help="a small store to extrapolate from")
     arguments = parser.parse_args()
     program = str(Path(arguments.program).resolve())
+    tinylm = str(Path(arguments.tinylm).resolve())
     # Beside the program, which is on a disk; a temporary directory may be in memory.
     with tempfile.TemporaryDirectory(prefix="demo-", dir=Path(program).parent) as folder:
         try:
             steps = small_model(program, arguments.checkpoint, Path(folder))
             large = large_store(program, Path(folder), arguments.smoke)
+            texts = written(tinylm, arguments.checkpoint, Path(folder) / "store")
         except Step as error:
             print(f"demo: {error}", file=sys.stderr)
             return 1
     print()
-    print("\n".join(table(steps, large) + headline(large)))
+    print("\n".join(table(steps, large) + headline(large) + side_by_side(texts)))
     return 0
 
 

@@ -73,5 +73,12 @@ echo "== the examples by pkg-config"
 LD_LIBRARY_PATH=$(dirname "$library") "$work/boot" "$work/store"
 LD_LIBRARY_PATH=$(dirname "$library") "$work/records" "$work/store"
 
+echo "== the language model by find_package"
+"$cmake" -G Ninja -S "$source/examples/tinylm" -B "$work/tinylm" -DCMAKE_PREFIX_PATH="$prefix" \
+  -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_BUILD_TYPE=Debug >/dev/null
+"$cmake" --build "$work/tinylm" >/dev/null
+"$work/tinylm/tinylm" generate "$source/models/tinymoe-mxfp4" --store "$work/store" \
+  --precision fp4 --tokens 16
+
 [ "$(pkg-config --modversion hotplane)" = "$(cat "$source/VERSION")" ] ||
   die "pkg-config tells another version than VERSION"
