@@ -5,67 +5,17 @@
 
 #include "base/format_text.h"
 #include "engine/report_html.h"
+#include "engine/report_text.h"
 
 namespace hotplane {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Deeper nesting than any report has; the parser itself does not recurse.
-constexpr int kDepthMax = 32;
 // Distinct span names and threads of a trace; what comes after is drawn under the last one.
 constexpr size_t kNamesMax = 32;
 constexpr size_t kThreadsMax = 1024;
 constexpr size_t kSpansMax = 8 * 1024 * 1024;
-// Larger than any figure of ours, and still short when it is printed.
-constexpr double kNumberMax = 1e18;
-
-Status NotOurs(std::string_view path, std::string_view expected) {
-  return Status::Data("this file is not what the report needs")
-      .File(std::string(path))
-      .Expected(std::string(expected));
-}
-
-// `on_value` may drop a value that is complete, by returning false.
-Result<Json> Parse(std::string_view text, std::string_view path, std::string_view expected,
-                   const Json::parser_callback_t& on_value) {
-  bool too_deep = false;
-  const Json::parser_callback_t callback = [&](int depth, Json::parse_event_t event, Json& value) {
-    too_deep = too_deep || depth > kDepthMax;
-    return !too_deep && (on_value == nullptr || on_value(depth, event, value));
-  };
-  try {
-    Json json = Json::parse(text.begin(), text.end(), callback);
-    if (too_deep)
-      return Fail(NotOurs(path, expected).Found(Text("more than {} levels of nesting", kDepthMax)));
-    if (!json.is_object()) return Fail(NotOurs(path, expected).Found("JSON, but no object"));
-    return json;
-  } catch (const Json::parse_error& error) {
-    return Fail(NotOurs(path, expected).At(error.byte).Found("no JSON from here on"));
-  } catch (const Json::exception& error) {
-    return Fail(NotOurs(path, expected).Found(error.what()));
-  }
-}
-
-double Bounded(double number) { return std::clamp(number, 0.0, kNumberMax); }
-
-double NumberAt(const Json& object, const char* key, double otherwise = -1) {
-  const auto found = object.find(key);
-  if (found == object.end() || !found->is_number()) return otherwise;
-  return Bounded(found->get<double>());
-}
-
-std::string TextAt(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
-}
-
-const Json& ArrayAt(const Json& object, const char* key) {
-  static const Json kNone = Json::array();
-  const auto found = object.find(key);
-  return found != object.end() && found->is_array() ? *found : kNone;
-}
-
 // Ordinals are 32 bits on disk; a text may say anything.
 bool LayerAt(const Json& object, uint32_t* layer) {
   const double number = NumberAt(object, "layer");
@@ -149,7 +99,7 @@ double ReportRun::Figure(const std::string& key, double otherwise) const {
 
 Result<ReportRun> ParseReportRun(std::string_view text, std::string_view path) {
   const std::string_view expected = "the JSON object that `boot --json` or `build --json` prints";
-  HP_ASSIGN(const Json json, Parse(text, path, expected, nullptr));
+  HP_ASSIGN(const Json json, ParseReportJson(text, path, expected, nullptr));
   if (const auto error = json.find("error"); error != json.end() && error->is_object())
     return Fail(NotOurs(path, expected).Found("a run that failed: " + TextAt(*error, "what")));
   ReportRun run;
@@ -234,15 +184,16 @@ Result<ReportTrace> ParseReportTrace(std::string_view text, std::string_view pat
   ReportTrace trace;
   TraceTaker taker(&trace);
   bool in_events = false;
-  HP_ASSIGN(
-      const Json json,
-      Parse(text, path, expected, [&](int depth, Json::parse_event_t event, const Json& value) {
-        if (event == Json::parse_event_t::key && depth == 1)
-          in_events = value.is_string() && value == "traceEvents";
-        if (!in_events || depth != 2 || event != Json::parse_event_t::object_end) return true;
-        taker.Take(value);
-        return false;
-      }));
+  HP_ASSIGN(const Json json,
+            ParseReportJson(
+                text, path, expected, [&](int depth, Json::parse_event_t event, const Json& value) {
+                  if (event == Json::parse_event_t::key && depth == 1)
+                    in_events = value.is_string() && value == "traceEvents";
+                  if (!in_events || depth != 2 || event != Json::parse_event_t::object_end)
+                    return true;
+                  taker.Take(value);
+                  return false;
+                }));
   if (!json.contains("traceEvents"))
     return Fail(NotOurs(path, expected).Found("no array `traceEvents`"));
   if (const auto other = json.find("otherData"); other != json.end() && other->is_object())

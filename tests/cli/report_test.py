@@ -62,6 +62,14 @@ def booted(layers):
                                 for i in range(layers)], "warnings": []}
 
 
+def evaluated():
+    rows = [("source", None, 0.5234, 1.0), ("fp4", None, 0.5292, 0.97), ("base", None, 0.5998, 0.9),
+            ("mixed", 0.9, 0.5398, 0.96), ("mixed", 0.75, 0.5584, 0.94)]
+    return {"command": "tinylm eval", "model": "models/x",
+            "rows": [{"precision": precision, "share": share, "loss": loss, "bytes_scored": 1000,
+                      "top1_agreement": agreement} for precision, share, loss, agreement in rows]}
+
+
 class Report(unittest.TestCase):
     def setUp(self):
         self.temporary = tempfile.TemporaryDirectory()
@@ -187,6 +195,76 @@ class Report(unittest.TestCase):
         self.check(page)
         self.assertEqual(self.layers_drawn(page), {0, 1, 9})
         self.assertNotRegex(page.source, r"\b(nan|inf)\b")
+
+    def test_fidelity(self):
+        model = command.write_checkpoint(os.path.join(self.folder, "model"),
+                                         command.bf16_tensors(layers=3))
+        store = os.path.join(self.folder, "store")
+        command.must("build", model, "--store", store, "-q")
+        measured = command.must_json("fidelity", model, "--store", store)
+        page = draw(self.folder, measured)
+        self.check(page)
+        for text in (f"{measured['base']['relative_rms']:.5f}",
+                     f"{measured['fp4']['signed_bias']:+.6f}", measured["generation"],
+                     "Relative RMS error by layer", "Signed bias by layer"):
+            self.assertIn(text, page.text)
+        # Two curves of three points in each of three pictures; a row a layer and tier.
+        self.assertEqual(len([tag for tag, _ in page.tags if tag == "circle"]), 18)
+        self.assertEqual(len([tag for tag, _ in page.tags if tag == "tr"]), 1 + 6)
+        self.assertNotIn("Not measured", page.text)
+        measured["layers"][1]["fp4"] = {"missing": "no delta tier"}
+        page = draw(self.folder, measured)
+        self.check(page)
+        self.assertIn("layer 1, FP4: no delta tier", page.text)
+        self.assertEqual(len([tag for tag, _ in page.tags if tag == "circle"]), 15)
+
+    def test_loss_by_precision(self):
+        page = draw(self.folder, evaluated())
+        self.check(page)
+        for text in ("base 0.5998", "FP4 0.5292", "source 0.5234", "models/x", "0.55840"):
+            self.assertIn(text, page.text)
+        self.assertEqual(len([tag for tag, _ in page.tags if tag == "circle"]), 8)
+        # The loss falls with the share: the curve goes down the page.
+        path = next(attributes["d"] for tag, attributes in page.tags
+                    if tag == "path" and "stroke-publish" in attributes["class"])
+        heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", path)]
+        self.assertEqual(len(heights), 4)
+        self.assertEqual(heights, sorted(heights))
+
+    def test_hostile_figures_do_not_break_these_pages(self):
+        hostile = "\"'><script src=x></script></svg>\x1b"
+        fidelity = {"command": "fidelity", "model": hostile, "generation": [], "base": 5,
+                    "layers": [7, {}, {"layer": -1}, {"layer": 1e300, "base": {"total": {
+                        "relative_rms": 1e300, "signed_bias": -1e300}}, "source_format": hostile},
+                        {"layer": 2, "base": {"missing": hostile}, "fp4": {"total": {
+                            "relative_rms": "x", "signed_bias": None}}},
+                        {"layer": 3, "base": {"total": {"relative_rms": 5e-324}}}]}
+        loss = evaluated()
+        loss["model"] = hostile
+        loss["rows"] += [3, {}, {"precision": hostile, "share": -4, "loss": 1e300},
+                         {"precision": "mixed", "share": 1e300, "loss": -1e300},
+                         {"precision": "mixed", "share": 0.5, "loss": {}}]
+        tiny = {"command": "fidelity", "layers": [{"layer": 0, "base": {"total": {
+            "relative_rms": 5e-324, "signed_bias": -5e-324, "magnitude_bias": 0}}}]}
+        for run in (fidelity, tiny, loss, {**loss, "rows": [{"precision": "base", "loss": 0}]}):
+            page = draw(self.folder, run)
+            self.assertEqual(page.faults, [])
+            self.assertNotIn("script", {tag for tag, _ in page.tags})
+            self.assertNotRegex(page.source, r"\b(nan|inf)\b")
+
+    def test_these_pages_are_refused_without_rows_and_with_a_trace(self):
+        path = os.path.join(self.folder, "run.json")
+        out = os.path.join(self.folder, "page.html")
+        for run, extra, code in (({"command": "fidelity"}, [], 3),
+                                 ({"command": "fidelity", "layers": [1]}, [], 3),
+                                 ({"command": "tinylm eval", "rows": {}}, [], 3),
+                                 (evaluated(), ["--trace", path], 2)):
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(run, file)
+            done = command.run("report", path, "-o", out, *extra)
+            self.assertEqual(done.returncode, code, run)
+            self.assertIn("run.json", done.stderr)
+            self.assertFalse(os.path.exists(out))
 
     def test_other_files_are_refused(self):
         store_like = {"files_checked": 3}
