@@ -38,7 +38,8 @@ def main():
     parser.add_argument("--warm-layers", type=int, default=0,
                         help="of the warm boot benchmark; 0: as many as memory allows, 4 at most")
     parser.add_argument("--folder", default=BUILD, help="for stores and checkpoints; on a disk")
-    parser.add_argument("--only", help="some of quantize,boot,warm_boot,build,build_nvfp4")
+    parser.add_argument("--only", help="some of quantize,moe,boot,warm_boot,build,build_nvfp4,"
+                        "build_overlap")
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     smoke = ["--smoke"] if arguments.smoke else []
@@ -49,6 +50,7 @@ def main():
         warm_layers = ["--layers", str(arguments.warm_layers)] if arguments.warm_layers else []
         steps = {
             "quantize": [os.path.join(BUILD, "src/quant/quant_bench"), *smoke],
+            "moe": [os.path.join(BUILD, "src/moe/moe_bench"), *smoke],
             "boot": [os.path.join(BUILD, "src/engine/boot_bench"), "--store",
                      os.path.join(folder, "store"), "--layers", str(arguments.layers), *smoke],
             "warm_boot": [os.path.join(BUILD, "src/engine/warm_boot_bench"), *smoke, "--store",
@@ -59,6 +61,8 @@ def main():
             "build_nvfp4": [sys.executable, os.path.join(ROOT, "bench/build_memory.py"),
                             os.path.join(BUILD, "bin/hotplane"), folder, "--geometry", "glm-5.2",
                             "--checkpoint", "nvfp4", "--layers", "2", *smoke],
+            "build_overlap": [sys.executable, os.path.join(ROOT, "bench/build_overlap.py"),
+                              os.path.join(BUILD, "bin/hotplane"), folder, *smoke],
         }
         for name, command in steps.items():
             if arguments.only and name not in arguments.only.split(","):

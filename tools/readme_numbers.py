@@ -100,6 +100,41 @@ def build_rows(build):
             f"allowed {allowed:.0f} MiB | {100 * peak / allowed:.0f}% |"]
 
 
+def overlap_rows(overlap):
+    """Reading and quantizing side by side: the limit is the larger of the two."""
+    seconds = overlap["seconds"]
+    size = f"{overlap['bytes'] / 2**30:.2f} GiB {overlap['checkpoint'].upper()}"
+    workers = overlap["workers"]
+    return [f"| `build` of {size} into memory, page cache, {workers} workers | "
+            f"{seconds['all_workers']:.2f} s | "
+            f"one worker {seconds['one_worker']:.2f} s / {workers} | "
+            f"{100 * overlap['scaling'] / workers:.0f}% |",
+            f"| the same from the disk, reading beside quantizing | {seconds['from_disk']:.2f} s | "
+            f"the larger of the two alone {overlap['seconds_larger']:.2f} s "
+            f"(their sum {overlap['seconds_sum']:.2f} s) | "
+            f"{100 / overlap['from_disk_over_larger']:.0f}% |"]
+
+
+def moe_rows(moe):
+    """The operator at a few numbers of tokens; weights read, beside what the memory gives."""
+    lines = []
+    for entry in moe["rows"]:
+        if entry["tokens"] in (1, 8):
+            tokens = f"{entry['tokens']} token{'s' if entry['tokens'] > 1 else ''}"
+            lines.append(row(f"experts, {entry['name']}, {tokens}, {entry['microseconds']:.0f} us",
+                             entry["gigabytes_per_second"], "reading",
+                             entry["read_gigabytes_per_second"], entry["share_of_read"]))
+        elif entry["tokens"] > 8:
+            single = next(each for each in moe["rows"]
+                          if each["name"] == entry["name"] and each["tokens"] == 1)
+            lines.append(
+                f"| experts, {entry['name']}, {entry['tokens']} tokens | "
+                f"{entry['tokens_per_second']:.0f} tokens/s | one by one "
+                f"{single['tokens_per_second']:.0f} tokens/s | "
+                f"{entry['tokens_per_second'] / single['tokens_per_second']:.1f} times |")
+    return lines
+
+
 def numbers(result, path):
     machine = result["machine"]
     head = (f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, kernel "
@@ -113,7 +148,9 @@ def numbers(result, path):
                if "warm_boot" in figures else [])
     table = ["| what | reached | limit, same run | share |", "|---|---|---|---|",
              *boot_rows(figures["boot"]), *quantize_rows(figures["quantize"]),
-             *(line for name in ("build", "build_nvfp4") for line in build_rows(figures[name]))]
+             *(line for name in ("build", "build_nvfp4") for line in build_rows(figures[name])),
+             *(overlap_rows(figures["build_overlap"]) if "build_overlap" in figures else []),
+             *(moe_rows(figures["moe"]) if "moe" in figures else [])]
     return "\n".join([head, "", *restart, *table, *cuda_rows()])
 
 

@@ -33,6 +33,7 @@ struct Measured {
   size_t tokens = 0;
   double seconds = 0;  // a call, median
   uint64_t bytes = 0;  // of weights, a call
+  double limit = 0;    // bytes per second that memory is read at, just before
   double rate() const { return static_cast<double>(bytes) / seconds; }
 };
 
@@ -145,7 +146,7 @@ class Bench {
     call.weights = weights.data();
     call.y = y.data();
     call.experts = experts;
-    Measured measured = {variant.name, tokens, 0, 0};
+    Measured measured = {variant.name, tokens, 0, 0, MeasureReadRate(pool_, layer_.codes())};
     std::vector<double> seconds;
     for (size_t repetition = 0; repetition < options_.repetitions; ++repetition) {
       measured.bytes = 0;
@@ -178,27 +179,27 @@ class Bench {
   const Options& options_;
 };
 
-void Print(const Measured& m, double limit) {
-  std::printf("%-24s %4zu tokens  %10.0f us  %8.2f MB  %6.2f GB/s  %5.1f%%  %8.1f tokens/s\n",
-              m.name.c_str(), m.tokens, m.seconds * 1e6, static_cast<double>(m.bytes) / 1e6,
-              m.rate() / 1e9, 100 * m.rate() / limit, static_cast<double>(m.tokens) / m.seconds);
+void Print(const Measured& m) {
+  std::printf(
+      "%-24s %4zu tokens  %10.0f us  %8.2f MB  %6.2f of %5.2f GB/s  %5.1f%%  %8.1f tokens/s\n",
+      m.name.c_str(), m.tokens, m.seconds * 1e6, static_cast<double>(m.bytes) / 1e6, m.rate() / 1e9,
+      m.limit / 1e9, 100 * m.rate() / m.limit, static_cast<double>(m.tokens) / m.seconds);
   std::fflush(stdout);
 }
 
-std::string Json(const std::vector<Measured>& all, double limit, const MoeKernels& kernels,
-                 size_t workers) {
+std::string Json(const std::vector<Measured>& all, const MoeKernels& kernels, size_t workers) {
   std::string rows;
   for (const Measured& m : all)
     rows += Text(
         "{}{{\"name\": \"{}\", \"tokens\": {}, \"microseconds\": {:.1f}, \"bytes\": {}, "
-        "\"gigabytes_per_second\": {:.2f}, \"share_of_read\": {:.3f}, \"tokens_per_second\": "
-        "{:.1f}}}",
+        "\"gigabytes_per_second\": {:.2f}, \"read_gigabytes_per_second\": {:.2f}, "
+        "\"share_of_read\": {:.3f}, \"tokens_per_second\": {:.1f}}}",
         rows.empty() ? "" : ", ", m.name, m.tokens, m.seconds * 1e6, m.bytes, m.rate() / 1e9,
-        m.rate() / limit, static_cast<double>(m.tokens) / m.seconds);
+        m.limit / 1e9, m.rate() / m.limit, static_cast<double>(m.tokens) / m.seconds);
   return Text(
-      "{{\"isa\": \"{}\", \"workers\": {}, \"read_gigabytes_per_second\": {:.2f}, \"rows\": "
+      "{{\"isa\": \"{}\", \"workers\": {}, \"rows\": "
       "[{}]}}\n",
-      kernels.name, workers, limit / 1e9, rows);
+      kernels.name, workers, rows);
 }
 
 Result<void> Measure(const Options& options) {
@@ -208,27 +209,24 @@ Result<void> Measure(const Options& options) {
       options.smoke ? LayerGeometry{12, 256, 128, false} : LayerGeometry{256, 4096, 2048, false};
   if (!options.smoke) HP_TRY(BackFreeMemory(uint64_t{7} << 30));
   HP_ASSIGN(const Layer layer, Layer::Make(geometry));
-  const double limit = MeasureReadRate(pool, layer.codes());
-  std::printf("E %u, H %u, I %u, top 6; %s, %zu threads; memory is read at %.2f GB/s\n",
+  std::printf("E %u, H %u, I %u, top 6; %s, %zu threads; shares of what memory is read at\n",
               geometry.experts, geometry.hidden, geometry.intermediate, kernels->name,
-              pool.worker_count(), limit / 1e9);
+              pool.worker_count());
   const Bench bench(layer, *kernels, pool, options);
   std::vector<Measured> all;
   for (const Variant& variant : kVariants) {
     for (const size_t tokens : {1, 2, 4, 8}) {
       HP_ASSIGN(all.emplace_back(), bench.Run(variant, tokens, false));
-      Print(all.back(), limit);
+      Print(all.back());
     }
     const double single = all[all.size() - 4].seconds;
     HP_ASSIGN(all.emplace_back(), bench.Run(variant, options.smoke ? 16 : 256, true));
-    Print(all.back(), limit);
+    Print(all.back());
     std::printf("%-24s prefill is %.2f times as fast as single tokens\n", "",
                 single * static_cast<double>(all.back().tokens) / all.back().seconds);
   }
-  const double after = MeasureReadRate(pool, layer.codes());
-  std::printf("memory is read at %.2f GB/s at the end\n", after / 1e9);
   if (options.json_path.empty()) return {};
-  std::ofstream(options.json_path) << Json(all, limit, *kernels, pool.worker_count());
+  std::ofstream(options.json_path) << Json(all, *kernels, pool.worker_count());
   return {};
 }
 
