@@ -175,7 +175,7 @@ def rank_cases(cases, folder, geometry, layers):
         subprocess.run(run, check=True)
         subprocess.run([cases.program, "build", model, "--store", store, "--tp", "2", "--tiers",
                         "base", "-q"], check=True)
-        cases.run("warm, rank 1 of 2", store, "--rank", "1", "--world", "2")
+        cases.run("warm, rank 1 of 2, 2 layers", store, "--rank", "1", "--world", "2")
     finally:
         shutil.rmtree(model, ignore_errors=True)
         shutil.rmtree(store, ignore_errors=True)
