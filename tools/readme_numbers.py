@@ -186,9 +186,9 @@ def case_rows(cases):
     if cases is None:
         return []
     raw = max(cases["disk_gigabytes_per_second"].values())
-    lines = ["", f"Whole runs of `hotplane boot --device cuda`, {cases['layers']} layers, medians of "
-             f"{cases['rounds']} (`{cases['command']}`); plain reads of the disk gave {raw:.2f} GB/s "
-             "at best in the same run.", "",
+    lines = ["", f"Whole runs of `hotplane boot --device cuda`, {cases['layers']} layers, medians "
+             f"of {cases['rounds']} (`{cases['command']}`); plain reads of the disk gave "
+             f"{raw:.2f} GB/s at best in the same run.", "",
              "| boot into the GPU | bytes | seconds | reached |", "|---|---|---|---|"]
     for entry in cases["rows"]:
         lines.append(f"| {entry['case']} | {entry['bytes'] / 2**30:.2f} GiB | "
