@@ -151,12 +151,13 @@ def numbers(result, path):
              *(line for name in ("build", "build_nvfp4") for line in build_rows(figures[name])),
              *(overlap_rows(figures["build_overlap"]) if "build_overlap" in figures else []),
              *(moe_rows(figures["moe"]) if "moe" in figures else [])]
-    return "\n".join([head, "", *restart, *table, *cuda_rows()])
+    return "\n".join([head, "", *restart, *table, *cuda_rows(), *peer_rows()])
 
 
 def cuda_rows():
     """Of the newest result of a GPU: each boot beside the pinned copy of its run."""
-    paths = sorted((ROOT / "bench/results/cuda").glob("*.json"))
+    paths = [path for path in sorted((ROOT / "bench/results/cuda").glob("*.json"))
+             if not path.name.startswith("peers-")]
     if not paths:
         return []
     path = max(paths, key=lambda each: json.loads(each.read_text())["date"])
@@ -193,6 +194,35 @@ def case_rows(cases):
     for entry in cases["rows"]:
         lines.append(f"| {entry['case']} | {entry['bytes'] / 2**30:.2f} GiB | "
                      f"{entry['seconds']:.3f} s | {entry['gigabytes_per_second']:.2f} GB/s |")
+    return lines
+
+
+def peer_row(row):
+    """Of bench/peers: a loader that was not measured says why."""
+    if "seconds" not in row:
+        return f"| {row['what']} | {row.get('missing') or row['failed']} | | | | |"
+    times = f"{row['times_hotplane']:.1f}" if row["times_hotplane"] else ""
+    share = 100 * row["gigabytes_per_second"] / row["limit_gigabytes_per_second"]
+    return (f"| {row['what']} | {row['bytes'] / 2**30:.2f} GiB | {row['seconds']:.2f} s | "
+            f"{row['gigabytes_per_second']:.1f} GB/s | {share:.0f}% | {times} |")
+
+
+def peer_rows():
+    """Other loaders on the same bytes, of each bench/results/cuda/peers-*.json."""
+    lines = []
+    for path in sorted((ROOT / "bench/results/cuda").glob("peers-*.json")):
+        result = json.loads(path.read_text())
+        machine = result["machine"]
+        commands = ", ".join(f"`{each}`" for each in
+                             sorted({row["command"] for row in result["rows"]}))
+        lines += ["", f"Other loaders in the same runs as hotplane, files in {result['files']}, "
+                  f"{machine['gpu']}, {machine['cores']} cores, {result['date']}, medians of "
+                  f"{result['repetitions']} after a first run ({commands}); what each row is: "
+                  "[bench/peers](bench/peers/README.md); all figures: "
+                  f"[{path.name}]({path.relative_to(ROOT)}).", "",
+                  "| loader | base | time | rate | of the pinned copy | times hotplane |",
+                  "|---|---|---|---|---|---|",
+                  *(peer_row(row) for row in result["rows"])]
     return lines
 
 
