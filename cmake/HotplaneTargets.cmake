@@ -53,10 +53,12 @@ function(hp_link target)
   endforeach()
 endfunction()
 
-# Links libstdc++ and libgcc into the target. Sanitizers need the shared ones.
+# Links libstdc++ and libgcc into the target, without what nobody calls: libstdc++'s own
+# random_device would need glibc 2.36, everything else 2.35. Sanitizers need the shared ones.
 function(hp_own_runtime target)
   if(NOT HOTPLANE_SANITIZE)
-    target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc)
+    target_link_options(${target} PRIVATE
+      -static-libstdc++ -static-libgcc LINKER:--gc-sections)
   endif()
 endfunction()
 

@@ -1,5 +1,6 @@
 /* hotplane's C API: the only stable ABI.
  *
+ *   hotplane_build      quantizes a checkpoint into a store
  *   hotplane_open       opens a store; nothing of its planes is read
  *   hotplane_start      boots it in the background, layer by layer
  *   hotplane_wait_layer the layers as they come
@@ -195,6 +196,48 @@ typedef struct hotplane_boot_options {
 } hotplane_boot_options;
 HOTPLANE_API void hotplane_boot_options_init(hotplane_boot_options* options);
 
+/* How far a long call is. */
+typedef struct hotplane_progress {
+  size_t struct_bytes;
+  const char* phase; /* "quantizing"; static storage */
+  uint64_t bytes_done;
+  uint64_t bytes_total; /* 0 while unknown */
+} hotplane_progress;
+/* Must not throw. Not 0: the call is to end, with HOTPLANE_INTERRUPTED. */
+typedef int (*hotplane_progress_callback)(void* user, const hotplane_progress* progress);
+
+typedef enum hotplane_zero_mode {
+  HOTPLANE_ZERO_AUTO =
+      0, /* as few zeros with a sign as the source has: see docs/format/planes.md */
+  HOTPLANE_ZERO_SIGN = 1,
+  HOTPLANE_ZERO_ALTERNATE = 2
+} hotplane_zero_mode;
+
+typedef struct hotplane_build_options {
+  size_t struct_bytes;
+  const char* layers;           /* "3-9", "main", "mtp"; NULL: all */
+  int base_only;                /* 1: no delta tier; 0 (default): both */
+  int delta_encoding;           /* HOTPLANE_QUINTALS or HOTPLANE_NIBBLES; 0: quintals */
+  int zero_mode;                /* a hotplane_zero_mode: the sign of exact zeros in the base */
+  uint32_t world;               /* ranks to cut the experts for; 0: 1, unsharded */
+  uint32_t workers;             /* threads; 0: the CPUs this process may use */
+  uint32_t batch;               /* layers that begin to be built together; 0: 12 */
+  uint64_t staging_limit_bytes; /* of tensors in flight; 0: a quarter of the available memory */
+  /* Called once before anything is read, by the calling thread, then about every 100 ms by another;
+   * may be NULL. */
+  hotplane_progress_callback on_progress;
+  void* user;
+} hotplane_build_options;
+HOTPLANE_API void hotplane_build_options_init(hotplane_build_options* options);
+
+/* Quantizes the routed experts of `checkpoint` (directory or file) into the store, as `hotplane
+ * build` does: what is there stays, and nothing half-done is left whatever happens. `options` may
+ * be NULL. *report_json (may be NULL): one JSON object with the keys of `hotplane build --json`,
+ * valid until the next hotplane_build on this thread; "{}" after a failure. */
+HOTPLANE_API hotplane_code hotplane_build(const char* checkpoint, const char* store,
+                                          const hotplane_build_options* options,
+                                          const char** report_json);
+
 /* Opens the store in directory `store`: its manifest is read, nothing else. `options` may be NULL;
  * they are those of the boot that may follow. On failure *engine is NULL. */
 HOTPLANE_API hotplane_code hotplane_open(const char* store, const hotplane_boot_options* options,
@@ -220,6 +263,11 @@ HOTPLANE_API hotplane_code hotplane_wait(hotplane_engine* engine);
 HOTPLANE_API hotplane_code hotplane_wait_layer(hotplane_engine* engine, uint32_t index,
                                                hotplane_layer* layer);
 
+/* Asks a boot that runs, or is yet to be started, to end: hotplane_wait then is
+ * HOTPLANE_INTERRUPTED, soon, unless the boot has ended before. Everything else stays usable. NULL
+ * is allowed. */
+HOTPLANE_API void hotplane_cancel(hotplane_engine* engine);
+
 /* hotplane_open, boot, wait. On failure *engine is NULL, and what was taken is freed. */
 HOTPLANE_API hotplane_code hotplane_boot(const char* store, const hotplane_boot_options* options,
                                          hotplane_engine** engine);
@@ -229,6 +277,23 @@ HOTPLANE_API uint32_t hotplane_layer_count(const hotplane_engine* engine);
 /* The index-th published layer; HOTPLANE_USAGE when there is none yet. */
 HOTPLANE_API hotplane_code hotplane_get_layer(const hotplane_engine* engine, uint32_t index,
                                               hotplane_layer* layer);
+typedef enum hotplane_part {
+  HOTPLANE_PLANES13 = 1,
+  HOTPLANE_SC13 = 2,
+  HOTPLANE_PLANES2 = 3,
+  HOTPLANE_SC2 = 4,
+  HOTPLANE_BIAS13 = 5,
+  HOTPLANE_BIAS2 = 6
+} hotplane_part;
+/* One part of the index-th published layer as a DLPack tensor: uint8 [E, bytes of one expert], or
+ * float32 for the biases, contiguous, where the layer lies. `versioned` 0: *tensor is a
+ * DLManagedTensor; 1: a DLManagedTensorVersioned of DLPack 1.0, with the read-only flag. Either way
+ * nobody may write to it. The memory stays until the tensor's deleter is called, once, from any
+ * thread, after hotplane_close too. HOTPLANE_USAGE for a layer that is not published and biases
+ * that the layer does not have. */
+HOTPLANE_API hotplane_code hotplane_layer_dlpack(const hotplane_engine* engine, uint32_t index,
+                                                 hotplane_part part, int versioned, void** tensor);
+
 /* The report of the boot as one JSON object, with the keys of `hotplane boot --json`; "{}" before a
  * boot has succeeded. Valid until hotplane_close. */
 HOTPLANE_API const char* hotplane_stats_json(const hotplane_engine* engine);
@@ -406,7 +471,8 @@ HOTPLANE_API void hotplane_moe_init(hotplane_moe* call);
 HOTPLANE_API hotplane_code hotplane_moe_forward(hotplane_engine* engine, const hotplane_moe* call);
 
 /* Ends a boot that still runs, and the use of all pointers but those of records that are not
- * released yet; frees everything that is not theirs. NULL is allowed. */
+ * released and of DLPack tensors that are not deleted yet; frees everything that is not theirs.
+ * NULL is allowed. */
 HOTPLANE_API void hotplane_close(hotplane_engine* engine);
 
 #ifdef __cplusplus

@@ -403,6 +403,10 @@ const char* hotplane_stats_json(const hotplane_engine* engine) {
   return booted ? engine->state->stats_json.c_str() : "{}";
 }
 
+void hotplane_cancel(hotplane_engine* engine) {
+  if (engine != nullptr) engine->state->cancel.Cancel(SIGINT);
+}
+
 void hotplane_close(hotplane_engine* engine) {
   if (engine == nullptr) return;
   engine->state->cancel.Cancel(SIGTERM);

@@ -357,7 +357,86 @@ TEST_F(CapiTest, CloseEndsABootThatStillRuns) {
   }
 }
 
-// A checkpoint beside the store of the fixture.
+TEST_F(CapiTest, ACancelledBootIsInterruptedAndItsStoreStaysReadable) {
+  hotplane_engine* engine = Open();
+  hotplane_cancel(nullptr);
+  hotplane_cancel(engine);
+  ASSERT_EQ(hotplane_start(engine), HOTPLANE_OK);
+  EXPECT_EQ(hotplane_wait(engine), HOTPLANE_INTERRUPTED) << hotplane_last_error();
+  size_t bytes = 0;
+  ASSERT_EQ(hotplane_record_bytes(engine, HOTPLANE_BASE, 0, &bytes), HOTPLANE_OK);
+  std::vector<std::byte> record(bytes);
+  EXPECT_EQ(hotplane_read_record(engine, HOTPLANE_BASE, 0, 0, record.data(), bytes), HOTPLANE_OK);
+  hotplane_close(engine);
+}
+
+// DLPack 1.0, as its consumers declare it.
+struct DlTensor {
+  void* data;
+  int32_t device_type, device_id, dimensions;
+  uint8_t type_code, type_bits;
+  uint16_t type_lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+struct DlManaged {
+  DlTensor tensor;
+  void* context;
+  void (*deleter)(DlManaged*);
+};
+struct DlVersioned {
+  uint32_t major, minor;
+  void* context;
+  void (*deleter)(DlVersioned*);
+  uint64_t flags;
+  DlTensor tensor;
+};
+
+TEST_F(CapiTest, ALayerIsATensorThatOutlivesTheEngine) {
+  hotplane_engine* engine = nullptr;
+  ASSERT_EQ(hotplane_boot(store_.c_str(), nullptr, &engine), HOTPLANE_OK);
+  hotplane_layer layer;
+  hotplane_layer_init(&layer);
+  ASSERT_EQ(hotplane_get_layer(engine, 2, &layer), HOTPLANE_OK);
+  void* made = nullptr;
+  ASSERT_EQ(hotplane_layer_dlpack(engine, 2, HOTPLANE_SC13, 0, &made), HOTPLANE_OK);
+  auto* const plain = static_cast<DlManaged*>(made);
+  ASSERT_EQ(hotplane_layer_dlpack(engine, 2, HOTPLANE_PLANES2, 1, &made), HOTPLANE_OK);
+  auto* const versioned = static_cast<DlVersioned*>(made);
+  EXPECT_EQ(versioned->major, 1u);
+  EXPECT_EQ(versioned->flags, 1u);
+  EXPECT_EQ(plain->tensor.data, layer.sc13);
+  EXPECT_EQ(versioned->tensor.data, layer.planes2);
+  for (const DlTensor& tensor : {plain->tensor, versioned->tensor}) {
+    EXPECT_EQ(tensor.device_type, 1);
+    EXPECT_EQ(tensor.dimensions, 2);
+    EXPECT_EQ(tensor.type_code, 1);
+    EXPECT_EQ(tensor.type_bits, 8);
+    EXPECT_EQ(tensor.type_lanes, 1);
+    EXPECT_EQ(tensor.shape[0], 4);
+    EXPECT_EQ(tensor.strides[0], tensor.shape[1]);
+    EXPECT_EQ(tensor.strides[1], 1);
+    EXPECT_EQ(tensor.byte_offset, 0u);
+  }
+  EXPECT_EQ(plain->tensor.shape[1], static_cast<int64_t>(layer.sc13_stride));
+  EXPECT_EQ(versioned->tensor.shape[1], static_cast<int64_t>(layer.planes2_stride));
+  for (const auto& [index, part] : {std::pair{3u, HOTPLANE_SC2},
+                                    {0u, HOTPLANE_BIAS13},
+                                    {0u, HOTPLANE_BIAS2},
+                                    {0u, static_cast<hotplane_part>(7)}}) {
+    EXPECT_EQ(hotplane_layer_dlpack(engine, index, part, 1, &made), HOTPLANE_USAGE) << part;
+    EXPECT_EQ(made, nullptr);
+  }
+  EXPECT_EQ(hotplane_layer_dlpack(nullptr, 0, HOTPLANE_SC2, 1, &made), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_layer_dlpack(engine, 0, HOTPLANE_SC2, 1, nullptr), HOTPLANE_USAGE);
+  const std::string before(static_cast<const char*>(layer.planes2), layer.planes2_bytes);
+  hotplane_close(engine);
+  std::thread([plain] { plain->deleter(plain); }).join();
+  EXPECT_EQ(before, std::string(static_cast<const char*>(versioned->tensor.data), before.size()));
+  versioned->deleter(versioned);
+}
+
 TEST_F(CapiTest, TheOperatorTakesWhatIsRightAndRefusesTheRest) {
   hotplane_engine* engine = nullptr;
   ASSERT_EQ(hotplane_boot(store_.c_str(), nullptr, &engine), HOTPLANE_OK) << hotplane_last_error();
@@ -411,6 +490,7 @@ TEST_F(CapiTest, TheOperatorTakesWhatIsRightAndRefusesTheRest) {
   hotplane_close(engine);
 }
 
+// A checkpoint beside the store of the fixture.
 class CapiBuildTest : public CapiTest {
  protected:
   void SetUp() override {
@@ -472,6 +552,50 @@ TEST_F(CapiBuildTest, AFirstBootIsPlannedBuildsAndTheNextOneReads) {
   ASSERT_EQ(hotplane_get_layer(engine, 2, &layer), HOTPLANE_OK);
   EXPECT_EQ(layer.experts, 2u);
   EXPECT_EQ(hotplane_plan_json(engine, &json), HOTPLANE_USAGE) << "too late";
+  hotplane_close(engine);
+}
+
+TEST_F(CapiBuildTest, AStoreIsBuiltReportedAndInterrupted) {
+  const std::string store = directory_.path() + "/built";
+  hotplane_build_options options;
+  hotplane_build_options_init(&options);
+  const char* report = nullptr;
+  EXPECT_EQ(hotplane_build(nullptr, store.c_str(), nullptr, &report), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_build(model_.c_str(), nullptr, nullptr, &report), HOTPLANE_USAGE);
+  EXPECT_STREQ(report, "{}");
+  options.struct_bytes -= 1;
+  EXPECT_EQ(hotplane_build(model_.c_str(), store.c_str(), &options, nullptr), HOTPLANE_USAGE);
+  hotplane_build_options_init(&options);
+  for (int* const field : {&options.delta_encoding, &options.zero_mode}) {
+    *field = 9;
+    EXPECT_EQ(hotplane_build(model_.c_str(), store.c_str(), &options, nullptr), HOTPLANE_USAGE);
+    *field = 0;
+  }
+  options.base_only = 1;
+  options.delta_encoding = HOTPLANE_NIBBLES;
+  EXPECT_EQ(hotplane_build(model_.c_str(), store.c_str(), &options, nullptr), HOTPLANE_USAGE);
+  options.delta_encoding = 0;
+
+  std::atomic<int> answer = 1;
+  options.user = &answer;
+  options.on_progress = [](void* user, const hotplane_progress* progress) {
+    EXPECT_EQ(progress->struct_bytes, sizeof(*progress));
+    EXPECT_NE(progress->phase, nullptr);
+    return static_cast<std::atomic<int>*>(user)->load();
+  };
+  EXPECT_EQ(hotplane_build(model_.c_str(), store.c_str(), &options, &report), HOTPLANE_INTERRUPTED);
+  EXPECT_STREQ(report, "{}");
+  answer = 0;
+  ASSERT_EQ(hotplane_build(model_.c_str(), store.c_str(), &options, &report), HOTPLANE_OK)
+      << hotplane_last_error();
+  EXPECT_NE(std::string(report).find("\"layers_built\""), std::string::npos) << report;
+  hotplane_engine* engine = nullptr;
+  ASSERT_EQ(hotplane_open(store.c_str(), nullptr, &engine), HOTPLANE_OK);
+  hotplane_layer_info info;
+  hotplane_layer_info_init(&info);
+  ASSERT_EQ(hotplane_describe_layer(engine, 0, &info), HOTPLANE_OK);
+  EXPECT_EQ(info.base, HOTPLANE_PRESENT);
+  EXPECT_EQ(info.delta, HOTPLANE_ABSENT);
   hotplane_close(engine);
 }
 

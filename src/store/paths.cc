@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <random>
+#include <chrono>
 
 #include "base/format_text.h"
 
@@ -13,6 +13,13 @@ namespace {
 constexpr std::string_view kStemPrefix = "layer-";
 constexpr std::string_view kRankPrefix = ".rank";
 constexpr std::string_view kSourceSuffix = "source";
+
+// Not std::random_device: a static libstdc++ takes arc4random for it, which came with glibc 2.36.
+uint32_t RandomNumber() {
+  uint32_t number = 0;
+  if (getentropy(&number, sizeof(number)) == 0) return number;
+  return static_cast<uint32_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
 
 // The number that `name` begins with, spelled as `spell` does; it is cut off.
 template <typename Spell>
@@ -70,8 +77,7 @@ std::optional<LayerName> ParseLayerName(std::string_view name) {
 }
 
 std::string TemporaryName(std::string_view final_name) {
-  std::random_device entropy;
-  return Text("{}{}-{}-{:08x}", kTemporaryPrefix, final_name, getpid(), entropy());
+  return Text("{}{}-{}-{:08x}", kTemporaryPrefix, final_name, getpid(), RandomNumber());
 }
 
 std::optional<std::string> LockOfTemporary(std::string_view name) {

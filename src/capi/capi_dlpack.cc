@@ -1,0 +1,132 @@
+// Layers as DLPack tensors. The structs are those of DLPack's ABI, version 1.0.
+#include <cstddef>
+
+#include "capi/capi_state.h"
+
+namespace hotplane::capi {
+namespace {
+
+enum DlDeviceType : int32_t { kDlCpu = 1, kDlCuda = 2 };
+enum DlTypeCode : uint8_t { kDlUInt = 1, kDlFloat = 2 };
+constexpr uint64_t kDlReadOnly = 1;
+
+struct DlTensor {
+  void* data;
+  int32_t device_type;
+  int32_t device_id;
+  int32_t dimensions;
+  uint8_t type_code;
+  uint8_t type_bits;
+  uint16_t type_lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+static_assert(sizeof(DlTensor) == 48 && offsetof(DlTensor, shape) == 24);
+
+struct DlManagedTensor {
+  DlTensor tensor;
+  void* context;
+  void (*deleter)(DlManagedTensor*);
+};
+static_assert(sizeof(DlManagedTensor) == 64);
+
+struct DlManagedTensorVersioned {
+  uint32_t major;
+  uint32_t minor;
+  void* context;
+  void (*deleter)(DlManagedTensorVersioned*);
+  uint64_t flags;
+  DlTensor tensor;
+};
+static_assert(sizeof(DlManagedTensorVersioned) == 80);
+
+// A tensor with what it stands on.
+template <typename Managed>
+struct Owned {
+  Managed managed;
+  int64_t shape[2];
+  int64_t strides[2];
+  std::shared_ptr<EngineState> state;
+};
+
+template <typename Managed>
+void Delete(Managed* managed) {
+  delete static_cast<Owned<Managed>*>(managed->context);
+}
+
+// A part of a layer before it has an owner.
+struct Part {
+  const void* data;
+  size_t bytes;
+  uint8_t type_code;
+  uint8_t type_bits;
+};
+
+Result<Part> PartOf(const hotplane_layer& layer, int part) {
+  switch (part) {
+    case HOTPLANE_PLANES13: return Part{layer.planes13, layer.planes13_bytes, kDlUInt, 8};
+    case HOTPLANE_SC13: return Part{layer.sc13, layer.sc13_bytes, kDlUInt, 8};
+    case HOTPLANE_PLANES2: return Part{layer.planes2, layer.planes2_bytes, kDlUInt, 8};
+    case HOTPLANE_SC2: return Part{layer.sc2, layer.sc2_bytes, kDlUInt, 8};
+    case HOTPLANE_BIAS13: return Part{layer.bias13, layer.bias13_bytes, kDlFloat, 32};
+    case HOTPLANE_BIAS2: return Part{layer.bias2, layer.bias2_bytes, kDlFloat, 32};
+    default: return Fail(Status::Usage("there is no such hotplane_part").Found(Text("{}", part)));
+  }
+}
+
+template <typename Managed>
+Managed* Make(const Part& part, const hotplane_layer& layer, std::shared_ptr<EngineState> state) {
+  auto owned = std::make_unique<Owned<Managed>>();
+  owned->state = std::move(state);
+  const size_t item_bytes = part.type_bits / 8u;
+  owned->shape[0] = layer.experts;
+  owned->shape[1] = static_cast<int64_t>(part.bytes / item_bytes / layer.experts);
+  owned->strides[0] = owned->shape[1];
+  owned->strides[1] = 1;
+  DlTensor& tensor = owned->managed.tensor;
+  tensor.data = const_cast<void*>(part.data);
+  tensor.device_type = layer.device < 0 ? kDlCpu : kDlCuda;
+  tensor.device_id = layer.device < 0 ? 0 : layer.device;
+  tensor.dimensions = 2;
+  tensor.type_code = part.type_code;
+  tensor.type_bits = part.type_bits;
+  tensor.type_lanes = 1;
+  tensor.shape = owned->shape;
+  tensor.strides = owned->strides;
+  owned->managed.context = owned.get();
+  owned->managed.deleter = Delete<Managed>;
+  return &owned.release()->managed;
+}
+
+Result<void*> LayerTensor(const std::shared_ptr<EngineState>& state, uint32_t index, int part,
+                          bool versioned) {
+  std::lock_guard lock(state->mutex);
+  if (index >= state->layers.size())
+    return Fail(Status::Usage(Text("there is no booted layer {}", index))
+                    .Expected(Text("below {}", state->layers.size())));
+  const hotplane_layer& layer = state->layers[index];
+  HP_ASSIGN(const Part wanted, PartOf(layer, part));
+  if (wanted.bytes == 0) return Fail(Status::Usage(Text("layer {} has no biases", layer.ordinal)));
+  if (!versioned) return Make<DlManagedTensor>(wanted, layer, state);
+  auto* const managed = Make<DlManagedTensorVersioned>(wanted, layer, state);
+  managed->major = 1;
+  managed->flags = kDlReadOnly;
+  return managed;
+}
+
+}  // namespace
+}  // namespace hotplane::capi
+
+extern "C" hotplane_code hotplane_layer_dlpack(const hotplane_engine* engine, uint32_t index,
+                                               hotplane_part part, int versioned, void** tensor) {
+  using hotplane::capi::Guarded;
+  using hotplane::capi::Need;
+  if (tensor != nullptr) *tensor = nullptr;
+  return Guarded([&]() -> hotplane::Result<void> {
+    HP_TRY(Need(engine != nullptr && tensor != nullptr,
+                "an engine and a place for the tensor are needed"));
+    HP_ASSIGN(*tensor, hotplane::capi::LayerTensor(engine->state, index, part, versioned != 0));
+    return {};
+  });
+}
