@@ -207,8 +207,7 @@ typedef struct hotplane_progress {
 typedef int (*hotplane_progress_callback)(void* user, const hotplane_progress* progress);
 
 typedef enum hotplane_zero_mode {
-  HOTPLANE_ZERO_AUTO =
-      0, /* as few zeros with a sign as the source has: see docs/format/planes.md */
+  HOTPLANE_ZERO_AUTO = 0, /* alternating where nearly all of the source's zeros have one sign */
   HOTPLANE_ZERO_SIGN = 1,
   HOTPLANE_ZERO_ALTERNATE = 2
 } hotplane_zero_mode;
