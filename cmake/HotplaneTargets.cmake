@@ -66,10 +66,10 @@ add_custom_target(thread_tests)
 add_custom_target(fuzzers)
 set(HP_THREADED base io store boot engine capi)
 
-# hp_test(<folder> SOURCES <files> [NAME <name>] [DEPS <folders>] [LABELS <labels>]): <name>_test,
-# registered test by test.
+# hp_test(<folder> SOURCES <files> [NAME <name>] [DEPS <folders>] [LABELS <labels>]
+# [ENVIRONMENT <variables>]): <name>_test, registered test by test.
 function(hp_test folder)
-  cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "" "NAME" "SOURCES;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   if(NOT HOTPLANE_BUILD_TESTS)
     return()
   endif()
@@ -93,6 +93,9 @@ function(hp_test folder)
     add_dependencies(thread_tests ${arg_NAME}_test)
   endif()
   set(properties TIMEOUT 600)
+  if(arg_ENVIRONMENT)
+    list(APPEND properties ENVIRONMENT "${arg_ENVIRONMENT}")
+  endif()
   if(arg_LABELS)
     list(APPEND properties LABELS "${arg_LABELS}")
   endif()

@@ -49,6 +49,8 @@ class CudaLanding final : public LandingDevice {
       const CurrentContext current(driver_, context_);
       for (CopyLane& lane : lanes_) lane.Close();
       windows_.Close();
+      // After a failure a launch may still read what landed, which is about to be given back.
+      verifier_.Drain();
     }
     landing_ = false;
   }

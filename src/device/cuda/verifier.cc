@@ -19,7 +19,7 @@ constexpr size_t kChecksAtATime = 16384;
 
 CudaVerifier::~CudaVerifier() {
   const CurrentContext current(driver_, context_);
-  if (stream_ != nullptr) (void)driver_.cuStreamSynchronize(stream_);
+  Drain();
   if (module_ != nullptr) (void)driver_.cuModuleUnload(module_);
   if (done_ != nullptr) (void)driver_.cuEventDestroy(done_);
   if (stream_ != nullptr) (void)driver_.cuStreamDestroy(stream_);
@@ -44,6 +44,10 @@ Result<void> CudaVerifier::Open() {
   HP_CUDA_TRY(driver_, "cannot find the verify kernel",
               driver_.cuModuleGetFunction(&kernel_, module_, kVerifyKernelName));
   return {};
+}
+
+void CudaVerifier::Drain() const {
+  if (stream_ != nullptr) (void)driver_.cuStreamSynchronize(stream_);
 }
 
 Result<void> CudaVerifier::Wait() {

@@ -23,6 +23,9 @@ class CudaVerifier {
   bool has_kernel() const { return kernel_ != nullptr; }
   CUstream stream() const { return stream_; }
 
+  // Until nothing that was launched runs any more, also on a device that failed.
+  void Drain() const;
+
   // After what `stream` has been made to wait for. Blocks, without spinning.
   Result<void> Wait();
   // REQUIRES has_kernel(), or no checks.

@@ -1,0 +1,485 @@
+#include "device/fake/fake_cuda.h"
+
+#include <cuda.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "device/cuda/verify_args.h"
+#include "device/xxh3.h"
+
+struct CUstream_st {
+  std::deque<std::function<void()>> work;
+  uint64_t queued = 0;
+  uint64_t done = 0;
+};
+
+struct CUevent_st {
+  CUstream_st* stream = nullptr;  // none: not recorded
+  uint64_t position = 0;
+  int queries_left = 0;  // that say "not ready"
+};
+
+namespace {
+
+using namespace hotplane;
+
+constexpr uint64_t kGranule = 2 << 20;
+constexpr int kQueriesNotReady = 2;
+// What a real context takes of the device's memory, about.
+constexpr uint64_t kContextBytes = 256 << 20;
+
+struct Fake {
+  std::recursive_mutex mutex;
+  std::map<std::string, uint64_t> calls;
+  uint64_t all_calls = 0;
+  int64_t live = 0;
+  uint64_t memory_bytes = uint64_t{1} << 34;
+  uint64_t allocated_bytes = 0;
+  std::map<CUmemGenericAllocationHandle, uint64_t> handles;  // bytes
+  std::map<CUdeviceptr, std::pair<uint64_t, CUmemGenericAllocationHandle>> mapped;
+  std::map<CUdeviceptr, uint64_t> plain;
+  CUmemGenericAllocationHandle next_handle = 1;
+
+  std::string fail_function;
+  uint64_t fail_skip = 0;
+  CUresult fail_error = CUDA_SUCCESS;
+  bool fail_armed = false;
+  bool fail_stays = false;
+  bool failed = false;
+  bool lost = false;
+};
+
+Fake& State() {
+  static Fake* const fake = new Fake;
+  return *fake;
+}
+
+bool GivesBack(const std::string& function) {
+  return function.find("Free") != std::string::npos ||
+         function.find("Unmap") != std::string::npos ||
+         function.find("Release") != std::string::npos ||
+         function.find("Unregister") != std::string::npos ||
+         function.find("Destroy") != std::string::npos ||
+         function.find("Unload") != std::string::npos || function == "cuCtxPopCurrent" ||
+         function.find("cuGetError") == 0;
+}
+
+// What the call has to return instead of doing its work.
+CUresult Enter(const char* name) {
+  Fake& fake = State();
+  ++fake.calls[name];
+  ++fake.all_calls;
+  if (GivesBack(name)) return CUDA_SUCCESS;
+  if (fake.lost) return fake.fail_error;
+  if (!fake.fail_armed || (!fake.fail_function.empty() && fake.fail_function != name))
+    return CUDA_SUCCESS;
+  if (fake.fail_skip > 0) {
+    --fake.fail_skip;
+    return CUDA_SUCCESS;
+  }
+  fake.fail_armed = false;
+  fake.failed = true;
+  fake.lost = fake.fail_stays;
+  return fake.fail_error;
+}
+
+void RunUntil(CUstream_st* stream, uint64_t position) {
+  // What a lost device had before it is never done.
+  if (State().lost) stream->work.clear();
+  while (stream->done < position && !stream->work.empty()) {
+    const std::function<void()> work = std::move(stream->work.front());
+    stream->work.pop_front();
+    ++stream->done;
+    work();
+  }
+}
+
+void Queue(CUstream_st* stream, std::function<void()> work) {
+  stream->work.push_back(std::move(work));
+  ++stream->queued;
+}
+
+#define FAKE_ENTER(name)                                           \
+  const std::lock_guard<std::recursive_mutex> lock(State().mutex); \
+  if (const CUresult entered = Enter(name); entered != CUDA_SUCCESS) return entered
+
+CUresult Init(unsigned) {
+  FAKE_ENTER("cuInit");
+  return CUDA_SUCCESS;
+}
+CUresult DriverGetVersion(int* version) {
+  *version = 13000;
+  return CUDA_SUCCESS;
+}
+CUresult GetErrorName(CUresult error, const char** name) {
+  *name = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
+  return CUDA_SUCCESS;
+}
+CUresult GetErrorString(CUresult, const char** text) {
+  *text = "as the test asked for";
+  return CUDA_SUCCESS;
+}
+CUresult DeviceGetCount(int* count) {
+  FAKE_ENTER("cuDeviceGetCount");
+  *count = 1;
+  return CUDA_SUCCESS;
+}
+CUresult DeviceGet(CUdevice* device, int ordinal) {
+  FAKE_ENTER("cuDeviceGet");
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+CUresult DeviceGetName(char* name, int bytes, CUdevice) {
+  FAKE_ENTER("cuDeviceGetName");
+  std::strncpy(name, "fake GPU", static_cast<size_t>(bytes));
+  return CUDA_SUCCESS;
+}
+CUresult DeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
+  FAKE_ENTER("cuDeviceGetAttribute");
+  *value = 1;
+  return CUDA_SUCCESS;
+}
+CUresult ContextRetain(CUcontext* context, CUdevice) {
+  FAKE_ENTER("cuDevicePrimaryCtxRetain");
+  ++State().live;
+  *context = reinterpret_cast<CUcontext>(&State());
+  return CUDA_SUCCESS;
+}
+CUresult ContextRelease(CUdevice) {
+  FAKE_ENTER("cuDevicePrimaryCtxRelease");
+  --State().live;
+  return CUDA_SUCCESS;
+}
+CUresult ContextPush(CUcontext) { return CUDA_SUCCESS; }
+CUresult ContextPop(CUcontext* context) {
+  *context = nullptr;
+  return CUDA_SUCCESS;
+}
+CUresult MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  FAKE_ENTER("cuMemGetInfo");
+  *total_bytes = State().memory_bytes;
+  *free_bytes = State().memory_bytes -
+                std::min(State().memory_bytes, State().allocated_bytes + kContextBytes);
+  return CUDA_SUCCESS;
+}
+CUresult Take(uint64_t bytes) {
+  if (State().allocated_bytes + kContextBytes + bytes > State().memory_bytes)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  State().allocated_bytes += bytes;
+  ++State().live;
+  return CUDA_SUCCESS;
+}
+CUresult MemAlloc(CUdeviceptr* address, size_t bytes) {
+  FAKE_ENTER("cuMemAlloc");
+  if (const CUresult taken = Take(bytes); taken != CUDA_SUCCESS) return taken;
+  *address = reinterpret_cast<CUdeviceptr>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+  State().plain[*address] = bytes;
+  return CUDA_SUCCESS;
+}
+CUresult MemFree(CUdeviceptr address) {
+  FAKE_ENTER("cuMemFree");
+  State().allocated_bytes -= State().plain.at(address);
+  State().plain.erase(address);
+  --State().live;
+  std::free(reinterpret_cast<void*>(address));
+  return CUDA_SUCCESS;
+}
+CUresult MemHostAlloc(void** address, size_t bytes, unsigned) {
+  FAKE_ENTER("cuMemHostAlloc");
+  ++State().live;
+  *address = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  std::memset(*address, 0, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult MemFreeHost(void* address) {
+  FAKE_ENTER("cuMemFreeHost");
+  --State().live;
+  std::free(address);
+  return CUDA_SUCCESS;
+}
+CUresult MemHostRegister(void*, size_t, unsigned) {
+  FAKE_ENTER("cuMemHostRegister");
+  ++State().live;
+  return CUDA_SUCCESS;
+}
+CUresult MemHostUnregister(void*) {
+  FAKE_ENTER("cuMemHostUnregister");
+  --State().live;
+  return CUDA_SUCCESS;
+}
+CUresult MemAddressReserve(CUdeviceptr* address, size_t bytes, size_t, CUdeviceptr,
+                           unsigned long long) {
+  FAKE_ENTER("cuMemAddressReserve");
+  void* const at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  ++State().live;
+  *address = reinterpret_cast<CUdeviceptr>(at);
+  return CUDA_SUCCESS;
+}
+CUresult MemAddressFree(CUdeviceptr address, size_t bytes) {
+  FAKE_ENTER("cuMemAddressFree");
+  --State().live;
+  munmap(reinterpret_cast<void*>(address), bytes);
+  return CUDA_SUCCESS;
+}
+CUresult MemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp*,
+                   unsigned long long) {
+  FAKE_ENTER("cuMemCreate");
+  if (const CUresult taken = Take(bytes); taken != CUDA_SUCCESS) return taken;
+  *handle = State().next_handle++;
+  State().handles[*handle] = bytes;
+  return CUDA_SUCCESS;
+}
+// A mapping keeps its memory.
+CUresult MemRelease(CUmemGenericAllocationHandle handle) {
+  FAKE_ENTER("cuMemRelease");
+  bool kept = false;
+  for (const auto& [address, mapping] : State().mapped) kept = kept || mapping.second == handle;
+  if (!kept) State().allocated_bytes -= State().handles.at(handle);
+  if (!kept) --State().live;
+  State().handles.erase(handle);
+  return CUDA_SUCCESS;
+}
+CUresult MemMap(CUdeviceptr address, size_t bytes, size_t, CUmemGenericAllocationHandle handle,
+                unsigned long long) {
+  FAKE_ENTER("cuMemMap");
+  if (mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  State().mapped[address] = {bytes, handle};
+  return CUDA_SUCCESS;
+}
+CUresult MemUnmap(CUdeviceptr address, size_t bytes) {
+  FAKE_ENTER("cuMemUnmap");
+  const auto found = State().mapped.find(address);
+  if (found == State().mapped.end()) return CUDA_ERROR_INVALID_VALUE;
+  State().allocated_bytes -= found->second.first;
+  --State().live;
+  State().mapped.erase(found);
+  mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+       -1, 0);
+  return CUDA_SUCCESS;
+}
+CUresult MemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) {
+  FAKE_ENTER("cuMemSetAccess");
+  return CUDA_SUCCESS;
+}
+CUresult MemGranularity(size_t* granule, const CUmemAllocationProp*,
+                        CUmemAllocationGranularity_flags) {
+  FAKE_ENTER("cuMemGetAllocationGranularity");
+  *granule = kGranule;
+  return CUDA_SUCCESS;
+}
+CUresult MemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  FAKE_ENTER("cuMemcpyHtoDAsync");
+  Queue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
+  return CUDA_SUCCESS;
+}
+CUresult MemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
+  FAKE_ENTER("cuMemcpyDtoH");
+  std::memcpy(to, reinterpret_cast<void*>(from), bytes);
+  return CUDA_SUCCESS;
+}
+CUresult MemsetD8(CUdeviceptr to, unsigned char value, size_t bytes) {
+  FAKE_ENTER("cuMemsetD8");
+  std::memset(reinterpret_cast<void*>(to), value, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult StreamCreate(CUstream* stream, unsigned) {
+  FAKE_ENTER("cuStreamCreate");
+  ++State().live;
+  *stream = new CUstream_st;
+  return CUDA_SUCCESS;
+}
+CUresult StreamDestroy(CUstream stream) {
+  FAKE_ENTER("cuStreamDestroy");
+  RunUntil(stream, stream->queued);
+  --State().live;
+  delete stream;
+  return CUDA_SUCCESS;
+}
+CUresult StreamSynchronize(CUstream stream) {
+  FAKE_ENTER("cuStreamSynchronize");
+  RunUntil(stream, stream->queued);
+  return CUDA_SUCCESS;
+}
+CUresult StreamWaitEvent(CUstream stream, CUevent event, unsigned) {
+  FAKE_ENTER("cuStreamWaitEvent");
+  CUstream_st* const other = event->stream;
+  const uint64_t position = event->position;
+  if (other != nullptr) Queue(stream, [=] { RunUntil(other, position); });
+  return CUDA_SUCCESS;
+}
+CUresult EventCreate(CUevent* event, unsigned) {
+  FAKE_ENTER("cuEventCreate");
+  ++State().live;
+  *event = new CUevent_st;
+  return CUDA_SUCCESS;
+}
+CUresult EventDestroy(CUevent event) {
+  FAKE_ENTER("cuEventDestroy");
+  --State().live;
+  delete event;
+  return CUDA_SUCCESS;
+}
+CUresult EventRecord(CUevent event, CUstream stream) {
+  FAKE_ENTER("cuEventRecord");
+  event->stream = stream;
+  event->position = stream->queued;
+  event->queries_left = kQueriesNotReady;
+  return CUDA_SUCCESS;
+}
+CUresult EventQuery(CUevent event) {
+  FAKE_ENTER("cuEventQuery");
+  if (event->queries_left > 0) {
+    --event->queries_left;
+    return CUDA_ERROR_NOT_READY;
+  }
+  if (event->stream != nullptr) RunUntil(event->stream, event->position);
+  return CUDA_SUCCESS;
+}
+CUresult EventSynchronize(CUevent event) {
+  FAKE_ENTER("cuEventSynchronize");
+  if (event->stream != nullptr) RunUntil(event->stream, event->position);
+  return CUDA_SUCCESS;
+}
+CUresult ModuleLoadData(CUmodule* module, const void*) {
+  FAKE_ENTER("cuModuleLoadData");
+  ++State().live;
+  *module = reinterpret_cast<CUmodule>(&State());
+  return CUDA_SUCCESS;
+}
+CUresult ModuleUnload(CUmodule) {
+  FAKE_ENTER("cuModuleUnload");
+  --State().live;
+  return CUDA_SUCCESS;
+}
+CUresult ModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
+  FAKE_ENTER("cuModuleGetFunction");
+  if (std::strcmp(name, kVerifyKernelName) != 0) return CUDA_ERROR_NOT_FOUND;
+  *function = reinterpret_cast<CUfunction>(&State());
+  return CUDA_SUCCESS;
+}
+
+CUresult LaunchKernel(CUfunction, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned,
+                      unsigned, CUstream stream, void** arguments, void**) {
+  FAKE_ENTER("cuLaunchKernel");
+  const auto data = *static_cast<const uint8_t* const*>(arguments[0]);
+  const auto* const checks = *static_cast<VerifyCheck* const*>(arguments[1]);
+  const auto outcome = *static_cast<const VerifyOutcome*>(arguments[2]);
+  const auto secret = *static_cast<const xxh3::Secret*>(arguments[3]);
+  Queue(stream, [=] {
+    for (unsigned i = 0; i < blocks; ++i) {
+      const uint64_t found = xxh3::Hash(secret, data + checks[i].offset, checks[i].bytes);
+      if (found == checks[i].checksum) continue;
+      outcome.found[i] = found;
+      outcome.bad_at[i] = 1;
+      *outcome.bad = 1;
+    }
+  });
+  return CUDA_SUCCESS;
+}
+
+const std::map<std::string, void*>& Table() {
+#define FAKE_ENTRY(name, function) \
+  { name, reinterpret_cast<void*>(&function) }
+  static const auto* const table = new std::map<std::string, void*>{
+      FAKE_ENTRY("cuInit", Init),
+      FAKE_ENTRY("cuDriverGetVersion", DriverGetVersion),
+      FAKE_ENTRY("cuGetErrorName", GetErrorName),
+      FAKE_ENTRY("cuGetErrorString", GetErrorString),
+      FAKE_ENTRY("cuDeviceGetCount", DeviceGetCount),
+      FAKE_ENTRY("cuDeviceGet", DeviceGet),
+      FAKE_ENTRY("cuDeviceGetName", DeviceGetName),
+      FAKE_ENTRY("cuDeviceGetAttribute", DeviceGetAttribute),
+      FAKE_ENTRY("cuDevicePrimaryCtxRetain", ContextRetain),
+      FAKE_ENTRY("cuDevicePrimaryCtxRelease", ContextRelease),
+      FAKE_ENTRY("cuCtxPushCurrent", ContextPush),
+      FAKE_ENTRY("cuCtxPopCurrent", ContextPop),
+      FAKE_ENTRY("cuMemGetInfo", MemGetInfo),
+      FAKE_ENTRY("cuMemAlloc", MemAlloc),
+      FAKE_ENTRY("cuMemFree", MemFree),
+      FAKE_ENTRY("cuMemHostAlloc", MemHostAlloc),
+      FAKE_ENTRY("cuMemFreeHost", MemFreeHost),
+      FAKE_ENTRY("cuMemHostRegister", MemHostRegister),
+      FAKE_ENTRY("cuMemHostUnregister", MemHostUnregister),
+      FAKE_ENTRY("cuMemAddressReserve", MemAddressReserve),
+      FAKE_ENTRY("cuMemAddressFree", MemAddressFree),
+      FAKE_ENTRY("cuMemCreate", MemCreate),
+      FAKE_ENTRY("cuMemRelease", MemRelease),
+      FAKE_ENTRY("cuMemMap", MemMap),
+      FAKE_ENTRY("cuMemUnmap", MemUnmap),
+      FAKE_ENTRY("cuMemSetAccess", MemSetAccess),
+      FAKE_ENTRY("cuMemGetAllocationGranularity", MemGranularity),
+      FAKE_ENTRY("cuMemcpyHtoDAsync", MemcpyHtoDAsync),
+      FAKE_ENTRY("cuMemcpyDtoH", MemcpyDtoH),
+      FAKE_ENTRY("cuMemsetD8", MemsetD8),
+      FAKE_ENTRY("cuStreamCreate", StreamCreate),
+      FAKE_ENTRY("cuStreamDestroy", StreamDestroy),
+      FAKE_ENTRY("cuStreamSynchronize", StreamSynchronize),
+      FAKE_ENTRY("cuStreamWaitEvent", StreamWaitEvent),
+      FAKE_ENTRY("cuEventCreate", EventCreate),
+      FAKE_ENTRY("cuEventDestroy", EventDestroy),
+      FAKE_ENTRY("cuEventRecord", EventRecord),
+      FAKE_ENTRY("cuEventQuery", EventQuery),
+      FAKE_ENTRY("cuEventSynchronize", EventSynchronize),
+      FAKE_ENTRY("cuModuleLoadData", ModuleLoadData),
+      FAKE_ENTRY("cuModuleUnload", ModuleUnload),
+      FAKE_ENTRY("cuModuleGetFunction", ModuleGetFunction),
+      FAKE_ENTRY("cuLaunchKernel", LaunchKernel),
+  };
+#undef FAKE_ENTRY
+  return *table;
+}
+
+}  // namespace
+
+#define FAKE_EXPORT extern "C" __attribute__((visibility("default")))
+
+// cuda.h renames it to its current version.
+FAKE_EXPORT CUresult cuGetProcAddress(const char* symbol, void** address, int, cuuint64_t,
+                                      CUdriverProcAddressQueryResult*) {
+  const auto found = Table().find(symbol);
+  if (found == Table().end()) return CUDA_ERROR_NOT_FOUND;
+  *address = found->second;
+  return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT void fake_cuda_fail(const char* function, uint64_t skip, int error, bool lost) {
+  const std::lock_guard<std::recursive_mutex> lock(State().mutex);
+  State().fail_function = function;
+  State().fail_skip = skip;
+  State().fail_error = static_cast<CUresult>(error);
+  State().fail_armed = true;
+  State().fail_stays = lost;
+  State().failed = false;
+}
+FAKE_EXPORT void fake_cuda_heal() {
+  const std::lock_guard<std::recursive_mutex> lock(State().mutex);
+  State().fail_armed = false;
+  State().failed = false;
+  State().lost = false;
+}
+FAKE_EXPORT int fake_cuda_failed() {
+  const std::lock_guard<std::recursive_mutex> lock(State().mutex);
+  return State().failed ? 1 : 0;
+}
+FAKE_EXPORT int64_t fake_cuda_live() {
+  const std::lock_guard<std::recursive_mutex> lock(State().mutex);
+  return State().live;
+}
+FAKE_EXPORT uint64_t fake_cuda_calls(const char* function) {
+  const std::lock_guard<std::recursive_mutex> lock(State().mutex);
+  return *function == '\0' ? State().all_calls : State().calls[function];
+}
+FAKE_EXPORT void fake_cuda_memory(uint64_t bytes) {
+  const std::lock_guard<std::recursive_mutex> lock(State().mutex);
+  State().memory_bytes = bytes;
+}

@@ -1,0 +1,24 @@
+// A CUDA driver in host memory, for tests on machines without a GPU: a library that calls itself
+// libcuda.so.1. Copies and kernels run as late as the interface allows, when somebody waits for or
+// asks about what comes after them, so that memory which is given back too early is seen to change.
+// The verify kernel is run on the host. What a test may ask of it, by dlsym:
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+// The call of `function` ("cuMemCreate") after `skip` further ones returns `error` instead of doing
+// anything; "" names every function. `lost`: all calls do from then on, but those that free.
+void fake_cuda_fail(const char* function, uint64_t skip, int error, bool lost);
+// Forgets what was asked for; the device is well again.
+void fake_cuda_heal(void);
+// 1 when the failure that was asked for has been given.
+int fake_cuda_failed(void);
+// Handles, mappings, registrations and contexts that were taken and not given back.
+int64_t fake_cuda_live(void);
+// Calls of a function so far; "" counts all.
+uint64_t fake_cuda_calls(const char* function);
+// Device memory that there is; 256 MiB of it are the context's.
+void fake_cuda_memory(uint64_t bytes);
+}

@@ -1,0 +1,202 @@
+// Boots onto a CUDA driver that fails wherever the test wants: src/device/fake. ctest runs this
+// with the fake first in the search path of libraries; it skips where that is not so.
+#include <cuda.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/fault_guard.h"
+#include "base/units.h"
+#include "device/fake/fake_cuda.h"
+#include "engine/engine.h"
+#include "engine/synth.h"
+#include "io/test_directory.h"
+
+namespace hotplane {
+namespace {
+
+// The fake's controls, from the library that the driver was found in.
+struct Controls {
+  Controls() {
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return;
+    const auto find = [library](const char* name, auto* out) {
+      *out = reinterpret_cast<std::decay_t<decltype(*out)>>(dlsym(library, name));
+    };
+    find("fake_cuda_fail", &fail);
+    find("fake_cuda_heal", &heal);
+    find("fake_cuda_failed", &failed);
+    find("fake_cuda_live", &live);
+    find("fake_cuda_calls", &calls);
+    find("fake_cuda_memory", &memory);
+  }
+  decltype(&fake_cuda_fail) fail = nullptr;
+  decltype(&fake_cuda_heal) heal = nullptr;
+  decltype(&fake_cuda_failed) failed = nullptr;
+  decltype(&fake_cuda_live) live = nullptr;
+  decltype(&fake_cuda_calls) calls = nullptr;
+  decltype(&fake_cuda_memory) memory = nullptr;
+};
+
+class FakeCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (fake.memory == nullptr) GTEST_SKIP() << "libcuda.so.1 is not the fake one";
+    InstallFaultGuard();
+    fake.heal();
+    fake.memory(uint64_t{1} << 34);
+    SynthStoreOptions synth;
+    synth.geometry = {4, 512, 256};
+    synth.layers = 3;
+    synth.worker_count = 2;
+    ASSERT_TRUE(SynthStore(PosixEnv(), store(), synth).has_value());
+  }
+  void TearDown() override {
+    if (fake.heal != nullptr) fake.heal();
+  }
+  std::string store() const { return directory_.path() + "/store"; }
+
+  EngineOptions Options(bool verify_on_device = true) const {
+    EngineOptions options;
+    options.store_directory = store();
+    options.worker_count = 2;
+    options.device.cuda = true;
+    options.device_options.ring_bytes = 16 * kMiB;
+    options.device_options.thread_count = 2;
+    options.device_options.verify_on_device = verify_on_device;
+    options.base_residency = Residency::kDevice;
+    return options;
+  }
+
+  // The layers' bytes as the device has them.
+  Result<std::vector<std::vector<std::byte>>> Boot(const EngineOptions& options) {
+    HP_ASSIGN(const std::unique_ptr<Engine> engine, Engine::Open(PosixEnv(), options));
+    HP_TRY(engine->Boot({}));
+    std::vector<std::vector<std::byte>> layers;
+    for (const BootedLayer& layer : engine->layers()) {
+      std::vector<std::byte>& all = layers.emplace_back();
+      for (const auto part : {layer.planes13, layer.sc13, layer.planes2, layer.sc2}) {
+        std::vector<std::byte> bytes(part.begin(), layer.device < 0 ? part.end() : part.begin());
+        if (layer.device >= 0) {
+          bytes.resize(part.size());
+          HP_TRY(engine->device()->Download(part.data(), bytes));
+        }
+        all.insert(all.end(), bytes.begin(), bytes.end());
+      }
+    }
+    return layers;
+  }
+  std::vector<std::vector<std::byte>> HostBytes() {
+    EngineOptions options = Options();
+    options.device.cuda = false;
+    options.base_residency = Residency::kAuto;
+    return *Boot(options);
+  }
+
+  static inline const Controls fake;
+  TestDirectory directory_;
+};
+
+TEST_F(FakeCuda, ABootLandsWhatTheHostHasAndGivesAllBack) {
+  const auto expected = HostBytes();
+  for (const bool verify_on_device : {true, false}) {
+    const uint64_t launches = fake.calls("cuLaunchKernel");
+    const auto booted = Boot(Options(verify_on_device));
+    ASSERT_TRUE(booted) << booted.error().ToString();
+    EXPECT_EQ(*booted, expected);
+    EXPECT_EQ(fake.calls("cuLaunchKernel") > launches, verify_on_device);
+    EXPECT_EQ(fake.live(), 0);
+  }
+}
+
+// Each call that can fail does so at its first, second, ... use, out of memory and otherwise, until
+// a boot goes through without meeting the failure.
+TEST_F(FakeCuda, AFailureOfAnyCallIsAStatusAndLeavesNothingBehind) {
+  const auto expected = HostBytes();
+  const char* const kFunctions[] = {
+      "cuDeviceGetCount",  "cuDeviceGet",         "cuDevicePrimaryCtxRetain",
+      "cuMemGetInfo",      "cuMemAlloc",          "cuMemHostAlloc",
+      "cuMemHostRegister", "cuMemAddressReserve", "cuMemCreate",
+      "cuMemMap",          "cuMemSetAccess",      "cuMemGetAllocationGranularity",
+      "cuMemcpyHtoDAsync", "cuStreamCreate",      "cuStreamWaitEvent",
+      "cuEventCreate",     "cuEventRecord",       "cuEventSynchronize",
+      "cuModuleLoadData",  "cuModuleGetFunction", "cuLaunchKernel"};
+  for (const char* function : kFunctions) {
+    for (const CUresult error : {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_LAUNCH_FAILED}) {
+      for (uint64_t skip = 0; skip < 40; ++skip) {
+        fake.fail(function, skip, error, false);
+        const auto booted = Boot(Options());
+        const bool met = fake.failed() != 0;
+        fake.heal();
+        ASSERT_EQ(fake.live(), 0) << function << ", call " << skip;
+        if (booted) {
+          ASSERT_EQ(*booted, expected) << function << ", call " << skip;
+        }
+        if (!met) break;
+        if (booted) continue;  // there was another way
+        EXPECT_NE(booted.error().code(), StatusCode::kData) << booted.error().ToString();
+        if (error == CUDA_ERROR_OUT_OF_MEMORY && std::string(function) == "cuMemCreate") {
+          EXPECT_EQ(booted.error().exit_code(), 4) << booted.error().ToString();
+        }
+      }
+    }
+  }
+  const auto well = Boot(Options());
+  ASSERT_TRUE(well) << well.error().ToString();
+  EXPECT_EQ(*well, expected);
+}
+
+TEST_F(FakeCuda, ALostDeviceEndsTheBootWherever) {
+  const uint64_t before = fake.calls("");
+  ASSERT_TRUE(Boot(Options()));
+  const uint64_t calls = fake.calls("") - before;
+  for (uint64_t at = 0; at < calls; at += 1 + calls / 60) {
+    fake.fail("", at, CUDA_ERROR_ILLEGAL_ADDRESS, true);
+    const auto booted = Boot(Options());
+    const bool met = fake.failed() != 0;
+    fake.heal();
+    ASSERT_EQ(fake.live(), 0) << "lost at call " << at;
+    if (!met) continue;
+    ASSERT_FALSE(booted) << "lost at call " << at;
+    EXPECT_EQ(booted.error().exit_code(), 1) << booted.error().ToString();
+  }
+  EXPECT_TRUE(Boot(Options()));
+}
+
+TEST_F(FakeCuda, WhatDoesNotFitIsRefusedBeforeAByteIsCopied) {
+  fake.memory(260 * kMiB);
+  const uint64_t copies = fake.calls("cuMemcpyHtoDAsync");
+  const auto booted = Boot(Options());
+  ASSERT_FALSE(booted);
+  EXPECT_EQ(booted.error().exit_code(), 4) << booted.error().ToString();
+  EXPECT_EQ(fake.calls("cuMemcpyHtoDAsync"), copies);
+  EXPECT_EQ(fake.live(), 0);
+  EngineOptions some = Options();
+  some.base_residency = Residency::kAuto;
+  const auto rest_on_host = Boot(some);
+  ASSERT_TRUE(rest_on_host) << rest_on_host.error().ToString();
+  EXPECT_EQ(*rest_on_host, HostBytes());
+}
+
+TEST_F(FakeCuda, AFlippedBitOnTheDeviceIsNamed) {
+  const std::string file = [&] {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(store()))
+      if (entry.path().filename() == "layer-0001.base") return entry.path().string();
+    return std::string();
+  }();
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(-4000, std::ios::end);
+  stream.put('\x55');
+  stream.put('\x55');
+  stream.close();
+  const auto booted = Boot(Options());
+  ASSERT_FALSE(booted);
+  EXPECT_EQ(booted.error().exit_code(), 3) << booted.error().ToString();
+  EXPECT_EQ(booted.error().file(), file);
+  EXPECT_EQ(fake.live(), 0);
+}
+
+}  // namespace
+}  // namespace hotplane
