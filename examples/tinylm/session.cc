@@ -95,7 +95,8 @@ Result<void> Session::Forward(std::span<const uint8_t> bytes, std::vector<float>
     Add(x_, added_, x_.size());
 
     norm(model_.layers[layer].moe_norm);
-    Route(layer, tokens);
+    const Result<void> routed = Route(layer, tokens);
+    if (!routed) return routed;
     const Result<void> done = experts_.Forward(
         {layer, tokens, normed_.data(), ids_.data(), weights_.data(), added_.data()});
     if (!done) return done;
@@ -191,7 +192,7 @@ void Session::AttendHead(size_t layer, size_t head, size_t tokens) {
 
 // ids_ and weights_: the top_k experts of each token, and the softmax over their logits. That over
 // all experts, renormalized to the chosen ones, is the same.
-void Session::Route(size_t layer, size_t tokens) {
+Result<void> Session::Route(size_t layer, size_t tokens) {
   const Config& config = model_.config;
   const size_t stride = Padded(config.experts);
   router_logits_.resize(tokens * stride);
@@ -206,12 +207,17 @@ void Session::Route(size_t layer, size_t tokens) {
     TopIndices(logits, config.experts, config.top_k, ids);
     for (size_t slot = 0; slot < config.top_k; ++slot) weights[slot] = logits[ids[slot]];
     Softmax(weights, config.top_k, config.top_k);
+    if (!std::isfinite(weights[0])) {
+      return Failure(HOTPLANE_DATA, "a routing weight is not a number", {}, "finite weights",
+                     "layer " + std::to_string(layer));
+    }
     if (routed_ == nullptr) continue;
     for (size_t slot = 0; slot < config.top_k; ++slot) {
       (*routed_)[layer * config.experts + static_cast<size_t>(ids[slot])] +=
           static_cast<double>(weights[slot]);
     }
   }
+  return {};
 }
 
 }  // namespace tinylm

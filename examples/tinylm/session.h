@@ -36,7 +36,7 @@ class Session {
   void AttendHead(size_t layer, size_t head, size_t tokens);
   void Store(size_t layer, size_t tokens);
   void Rotate(float* head, size_t position) const;
-  void Route(size_t layer, size_t tokens);
+  Result<void> Route(size_t layer, size_t tokens);
 
   const Model& model_;
   const Experts& experts_;

@@ -58,6 +58,9 @@ class Stores(unittest.TestCase):
             command.must("build", BUNDLED, "--store", cls.stores[encoding], "--delta", encoding,
                          "-q")
         cls.store = cls.stores["quintal"]
+        cls.short = os.path.join(cls.root, "short.txt")
+        with open(TEXT, "rb") as text, open(cls.short, "wb") as out:
+            out.write(text.read(2048))
 
 
 class Loss(Stores):
@@ -66,23 +69,26 @@ class Loss(Stores):
             self.recorded = json.load(file)
 
     def test_recorded(self):
-        for precision in ("source", "fp4", "base"):
-            for arithmetic, tolerance in (("exact", EXACT_TOLERANCE), ("fast", FAST_TOLERANCE)):
-                found = loss(BUNDLED, self.store, precision, "--arithmetic", arithmetic, "--text",
-                             TEXT)
-                self.assertAlmostEqual(found, self.recorded[precision], delta=tolerance,
-                                       msg=(precision, arithmetic))
+        for precision, arithmetic, tolerance in (("source", "exact", EXACT_TOLERANCE),
+                                                 ("fp4", "exact", EXACT_TOLERANCE),
+                                                 ("base", "exact", EXACT_TOLERANCE),
+                                                 ("fp4", "fast", FAST_TOLERANCE),
+                                                 ("base", "fast", FAST_TOLERANCE)):
+            found = loss(BUNDLED, self.store, precision, "--arithmetic", arithmetic, "--text", TEXT)
+            self.assertAlmostEqual(found, self.recorded[precision], delta=tolerance,
+                                   msg=(precision, arithmetic))
 
     def test_quintals_and_nibbles_are_the_same_fp4(self):
         for arithmetic in ("exact", "fast"):
-            a, b = (loss(BUNDLED, store, "fp4", "--arithmetic", arithmetic, "--text", TEXT)
-                    for store in self.stores.values())
+            a, b = (loss(BUNDLED, store, "fp4", "--arithmetic", arithmetic, "--text",
+                         self.short) for store in self.stores.values())
             self.assertEqual(a, b, arithmetic)
 
     def test_threads_change_nothing(self):
         for precision in ("source", "base"):
             a, b = (must_json("eval", BUNDLED, "--store", self.store, "--precision", precision,
-                              "--threads", threads) for threads in (1, 3))
+                              "--threads", threads, "--text", self.short)
+                    for threads in (1, 3))
             self.assertEqual(a, b)
 
     def test_table(self):
@@ -107,13 +113,14 @@ class Loss(Stores):
 
     def test_one_mixed_row_is_that_of_the_table(self):
         found = must_json("eval", BUNDLED, "--store", self.store, "--precision", "mixed",
-                          "--share", "0.5")["rows"]
-        table = must_json("eval", BUNDLED, "--store", self.store)["rows"]
+                          "--share", "0.5", "--text", self.short)["rows"]
+        table = must_json("eval", BUNDLED, "--store", self.store, "--text", self.short)["rows"]
         self.assertEqual(found, [row for row in table if row["share"] == 0.5])
 
     def test_missing_layers_are_built(self):
         store = os.path.join(self.root, "made")
-        self.assertEqual(loss(BUNDLED, store, "fp4"), loss(BUNDLED, self.store, "fp4"))
+        self.assertEqual(loss(BUNDLED, store, "fp4", "--text", self.short),
+                         loss(BUNDLED, self.store, "fp4", "--text", self.short))
 
 
 class Larger(unittest.TestCase):
@@ -128,6 +135,8 @@ class Larger(unittest.TestCase):
             command.must("build", model, "--store", store, "-q")
             for precision, key in expected.items():
                 for arithmetic, tolerance in (("exact", 0.001), ("fast", 0.01)):
+                    if (precision, arithmetic) == ("source", "fast"):
+                        continue
                     found = loss(model, store, precision, "--text", text, "--arithmetic",
                                  arithmetic)
                     self.assertAlmostEqual(found, golden[key], delta=tolerance,
@@ -306,7 +315,8 @@ class Malformed(unittest.TestCase):
     def test_values(self):
         for name, byte, words in (("layers.0.ffn.experts.1.w3.scale", 255, "is not a number"),
                                   ("norm.weight", 255, "loss is not a number"),
-                                  ("layers.0.ffn.gate.weight", 255, "loss is not a number")):
+                                  ("layers.0.ffn.gate.weight", 255,
+                                   "routing weight is not a number")):
             dtype, shape, data = tiny_model()[name]
             self.write({**tiny_model(), name: (dtype, shape, bytes([byte]) * len(data))})
             self.refuse(words)
