@@ -201,7 +201,7 @@ def peer_row(row):
     """Of bench/peers: a loader that was not measured says why."""
     if "seconds" not in row:
         return f"| {row['what']} | {row.get('missing') or row['failed']} | | | | |"
-    times = f"{row['times_hotplane']:.1f}" if row["times_hotplane"] else ""
+    times = f"{row['times_hotplane']:.3g}" if row["times_hotplane"] else ""
     share = 100 * row["gigabytes_per_second"] / row["limit_gigabytes_per_second"]
     return (f"| {row['what']} | {row['bytes'] / 2**30:.2f} GiB | {row['seconds']:.2f} s | "
             f"{row['gigabytes_per_second']:.1f} GB/s | {share:.0f}% | {times} |")
