@@ -3,8 +3,10 @@
 # What the library and the command line are built from.
 build_packages="ca-certificates cmake g++ libcli11-dev libexpected-dev libfmt-dev
   liburing-dev libxxhash-dev ninja-build nlohmann-json3-dev pkg-config python3"
-# What the tests add: their frameworks, clang for the fuzzers, git for nothing but a clone.
-test_packages="binutils clang clang-format-14 git libclang-rt-14-dev libgtest-dev librapidcheck-dev"
+# What the tests add: their frameworks, clang for the fuzzers, git for nothing but a clone; for the
+# Python package, which needs neither, numpy, and venv to install the wheel into.
+test_packages="binutils clang clang-format-14 git libclang-rt-14-dev libgtest-dev librapidcheck-dev
+  python3-numpy python3-venv"
 
 # install_packages NAME...: apt-get for those that are missing.
 install_packages() {

@@ -293,6 +293,11 @@ typedef enum hotplane_part {
 HOTPLANE_API hotplane_code hotplane_layer_dlpack(const hotplane_engine* engine, uint32_t index,
                                                  hotplane_part part, int versioned, void** tensor);
 
+/* The destructor of a Python capsule around such a tensor: deletes it when no consumer took it. In
+ * C, because an exception may be pending when a capsule is destroyed. Without Python in the process
+ * it does nothing. */
+HOTPLANE_API void hotplane_drop_capsule(void* capsule);
+
 /* The report of the boot as one JSON object, with the keys of `hotplane boot --json`; "{}" before a
  * boot has succeeded. Valid until hotplane_close. */
 HOTPLANE_API const char* hotplane_stats_json(const hotplane_engine* engine);

@@ -1,4 +1,6 @@
 // Layers as DLPack tensors. The structs are those of DLPack's ABI, version 1.0.
+#include <dlfcn.h>
+
 #include <cstddef>
 
 #include "capi/capi_state.h"
@@ -115,8 +117,27 @@ Result<void*> LayerTensor(const std::shared_ptr<EngineState>& state, uint32_t in
   return managed;
 }
 
+// Calls the deleter of the tensor in a capsule of this name; its consumer has renamed it.
+template <typename Managed>
+void DropCapsule(void* capsule, const char* name) {
+  // Functions of the interpreter that made the capsule; the library itself links none.
+  static const auto is_valid =
+      reinterpret_cast<int (*)(void*, const char*)>(dlsym(RTLD_DEFAULT, "PyCapsule_IsValid"));
+  static const auto pointer_of =
+      reinterpret_cast<void* (*)(void*, const char*)>(dlsym(RTLD_DEFAULT, "PyCapsule_GetPointer"));
+  if (is_valid == nullptr || pointer_of == nullptr || is_valid(capsule, name) == 0) return;
+  auto* const managed = static_cast<Managed*>(pointer_of(capsule, name));
+  managed->deleter(managed);
+}
+
 }  // namespace
 }  // namespace hotplane::capi
+
+extern "C" void hotplane_drop_capsule(void* capsule) {
+  using namespace hotplane::capi;
+  DropCapsule<DlManagedTensor>(capsule, "dltensor");
+  DropCapsule<DlManagedTensorVersioned>(capsule, "dltensor_versioned");
+}
 
 extern "C" hotplane_code hotplane_layer_dlpack(const hotplane_engine* engine, uint32_t index,
                                                hotplane_part part, int versioned, void** tensor) {

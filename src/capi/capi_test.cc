@@ -431,6 +431,7 @@ TEST_F(CapiTest, ALayerIsATensorThatOutlivesTheEngine) {
   EXPECT_EQ(hotplane_layer_dlpack(nullptr, 0, HOTPLANE_SC2, 1, &made), HOTPLANE_USAGE);
   EXPECT_EQ(hotplane_layer_dlpack(engine, 0, HOTPLANE_SC2, 1, nullptr), HOTPLANE_USAGE);
   const std::string before(static_cast<const char*>(layer.planes2), layer.planes2_bytes);
+  hotplane_drop_capsule(engine);  // there is no Python here
   hotplane_close(engine);
   std::thread([plain] { plain->deleter(plain); }).join();
   EXPECT_EQ(before, std::string(static_cast<const char*>(versioned->tensor.data), before.size()));

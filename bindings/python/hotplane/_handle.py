@@ -1,0 +1,64 @@
+"""The C engine behind Store and Engine: who uses it, and when it may be freed."""
+
+from __future__ import annotations
+
+import threading
+from ctypes import byref, c_void_p
+from os import PathLike
+from typing import Dict, Optional, Union
+
+from ._library import BootOptions, check, encode, library
+from .errors import UsageError
+
+
+class Handle:
+    """`with handle as engine:` is a call on it; UsageError after close()."""
+
+    def __init__(self, store: Union[str, PathLike[str]],
+                 options: Optional[BootOptions] = None) -> None:
+        pointer = c_void_p()
+        check(library().open(encode(store), options, byref(pointer)))
+        self._pointer: Optional[c_void_p] = pointer
+        self._changed = threading.Condition()
+        self._callers: Dict[int, int] = {}  # thread: calls it is in
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def __enter__(self) -> c_void_p:
+        with self._changed:
+            if self._closed or self._pointer is None:
+                raise UsageError("it was closed before",
+                                 advice="open the store, or boot it, again")
+            thread = threading.get_ident()
+            self._callers[thread] = self._callers.get(thread, 0) + 1
+            return self._pointer
+
+    def __exit__(self, *_exception: object) -> None:
+        with self._changed:
+            thread = threading.get_ident()
+            self._callers[thread] -= 1
+            if self._callers[thread] == 0:
+                del self._callers[thread]
+                self._changed.notify_all()
+
+    def cancel(self) -> None:
+        with self._changed:
+            if self._pointer is not None:
+                library().cancel(self._pointer)
+
+    def close(self) -> None:
+        """Once more does nothing. Ends a boot that runs; waits for the calls of other threads."""
+        with self._changed:
+            self._closed = True
+            if self._pointer is None:
+                return
+            library().cancel(self._pointer)
+            own = threading.get_ident()
+            while any(thread != own for thread in self._callers):
+                self._changed.wait()
+            pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            library().close(pointer)

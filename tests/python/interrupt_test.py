@@ -1,0 +1,264 @@
+"""Boots and builds that end early leave no thread and no mapping; python -m hotplane."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+import package
+from package import LAYERS, MODEL, WithStore, command
+
+import hotplane
+
+# What a child tells about itself: its threads, and the bytes and store files it has mapped.
+CHILD = """
+import fcntl, glob, os, signal, sys, threading, time
+import package
+import hotplane
+
+def state():
+    with open("/proc/self/maps") as file:
+        files = file.read().count(".base")
+    return len(os.listdir("/proc/self/task")), package.mapped_bytes(), files
+
+def interrupted(call, before):
+    try:
+        call()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    else:
+        sys.exit("was not interrupted")
+    threads, mapped, files = state()
+    assert threads == before[0], f"{threads} threads, {before[0]} before"
+    assert files == 0, f"{files} layer files are mapped"
+    assert mapped < before[1] + (32 << 20), f"{mapped - before[1]} bytes are left"
+    assert threading.enumerate() == [threading.main_thread()]
+    print("clean")
+
+def self_interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(10)
+
+store = hotplane.open(sys.argv[1])
+"""
+
+
+def read_until(process, word):
+    for line in process.stdout:
+        if word in line:
+            return
+    raise AssertionError(f"the child never said {word!r}")
+
+
+class Boots(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        WithStore.setUpClass.__func__(cls)
+        cls.large = os.path.join(cls.root, "large")
+        command("synth", cls.large, "--geometry", "64,1024,1024", "--layers", 3, "-q")
+
+    def child(self, code, *arguments):
+        done = package.python(CHILD + code, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+        self.assertIn("clean", done.stdout)
+
+    def test_interrupted_between_layers(self):
+        for options in ("", "map=True, "):
+            self.child(f"""
+store.boot({options}).close()
+before = state()
+interrupted(lambda: store.boot({options}on_layer=self_interrupt), before)
+with store.boot({options}) as engine:
+    assert len(engine.layers) == 3
+""", self.large)
+
+    def test_interrupted_while_nothing_comes(self):
+        """The boot waits for a build of another process, which never ends."""
+        path = os.path.join(self.root, "waiting")
+        hotplane.build(MODEL, path, layers="0", delta=None)
+        process = subprocess.Popen([sys.executable, "-c", CHILD + """
+store.boot(layers="0").close()
+locks = os.path.join(store.directory, "locks")
+for stem in (f"layer-{i:04}" for i in range(4)):
+    descriptor = os.open(os.path.join(locks, stem), os.O_RDWR | os.O_CREAT)
+    if os.fork() == 0:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(1, b"locked\\n")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(60)
+        os._exit(0)
+    os.close(descriptor)
+""" + f"""
+sys.stdin.readline()
+before = state()
+print("booting", flush=True)
+interrupted(lambda: store.boot(checkpoint={MODEL!r}), before)
+with store.boot(wait=False, checkpoint={MODEL!r}) as engine:
+    assert engine.wait_layer(0).ordinal == 0
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        engine.wait()
+    except KeyboardInterrupt:
+        print("waited", flush=True)
+    assert state()[0] > before[0]
+assert state()[0] == before[0]
+""", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   start_new_session=True,
+                                   env={**os.environ, "PYTHONPATH": package.PATH})
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stdin.close)
+        self.addCleanup(self.end, process)
+        for _ in range(LAYERS):
+            read_until(process, "locked")
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        read_until(process, "booting")
+        time.sleep(0.3)  # into the wait; an earlier signal is right too
+        process.send_signal(signal.SIGINT)
+        for word in ("clean", "waited"):
+            try:
+                read_until(process, word)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{process.stderr.read()}") from None
+        self.assertEqual(process.wait(timeout=30), 0)
+
+    @staticmethod
+    def end(process):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+    def test_what_a_callback_raises_ends_the_boot(self):
+        self.child("""
+store.boot().close()
+before = state()
+def refuse(layer):
+    raise LookupError(layer.ordinal)
+try:
+    store.boot(on_layer=refuse)
+except LookupError as error:
+    assert error.args == (0,)
+else:
+    sys.exit("did not raise")
+assert state()[0] == before[0] and state()[1] < before[1] + (32 << 20), (state(), before)
+print("clean")
+""", self.large)
+
+    def test_closed_while_it_boots(self):
+        self.child("""
+engines = []
+original = hotplane.Store._engine
+def remember(self, options):
+    engines.append(original(self, options))
+    return engines[-1]
+hotplane.Store._engine = remember
+try:
+    store.boot(on_layer=lambda layer: engines[-1].close())
+except hotplane.UsageError as error:
+    assert "closed" in str(error), error
+except hotplane.Interrupted:
+    pass
+else:
+    sys.exit("did not raise")
+before = state()
+for _ in range(10):
+    store.boot(wait=False).close()
+engine = store.boot(wait=False)
+failures = []
+def wait():
+    try:
+        engine.wait()
+    except hotplane.Interrupted as error:
+        failures.append(error.code)
+    except hotplane.UsageError as error:
+        failures.append(error.code)
+threads = [threading.Thread(target=wait) for _ in range(3)]
+for thread in threads: thread.start()
+engine.close()
+for thread in threads: thread.join()
+assert set(failures) <= {2, 130, 143}, failures
+assert state()[0] == before[0], (state(), before)
+print("clean")
+""", self.large)
+
+    def test_the_end_of_the_interpreter(self):
+        """An engine that boots, views and a log handler are left to the end of the process."""
+        done = package.python("""
+import logging, sys
+import hotplane
+logging.basicConfig(level=logging.DEBUG)
+store = hotplane.open(sys.argv[1])
+booted = store.boot()
+view = booted.layers[0].planes13.memoryview()
+capsule = booted.layers[0].planes2.__dlpack__()
+booting = store.boot(wait=False)
+class Late:
+    def __del__(self):
+        booted.layers and None
+late = Late()
+""", self.large)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+class Builds(WithStore):
+    def test_interrupted(self):
+        model = os.path.join(self.root, "model")
+        command("synth", model, "--geometry", "16,1024,512", "--layers", 12, "--checkpoint",
+                "bf16", "-q")
+        path = os.path.join(self.root, "partial")
+        done = package.python(f"""
+import os, signal, sys, threading
+import hotplane
+from hotplane import _engine
+class Stop(_engine.Display):
+    def show(self, *event):
+        os.kill(os.getpid(), signal.SIGINT)
+_engine.Display = Stop
+try:
+    hotplane.build({model!r}, {path!r}, workers=1)
+except KeyboardInterrupt:
+    print("interrupted", len(os.listdir("/proc/self/task")), threading.active_count())
+""")
+        self.assertEqual(done.stdout, "interrupted 1 1\n", done.stderr)
+        self.assertEqual(hotplane.build(model, path)["layers_total"], 12)
+        left = [name for folder, _, names in os.walk(path) for name in names
+                if name.startswith(".tmp")]
+        self.assertEqual(left, [])
+
+
+class CommandLine(WithStore):
+    def test_it_is_the_program(self):
+        for arguments, code in ((["--version"], 0), (["inspect", self.store_path, "--json"], 0),
+                                (["boot", self.store_path + "/none"], 2), (["--help"], 0)):
+            done = subprocess.run([sys.executable, "-m", "hotplane", *arguments],
+                                  capture_output=True, check=False,
+                                  env={**os.environ, "PYTHONPATH": package.PACKAGE})
+            expected = subprocess.run([package.HOTPLANE, *arguments], capture_output=True,
+                                      check=False)
+            self.assertEqual(done.returncode, code, done.stderr)
+            for found, wanted in ((done.stdout, expected.stdout), (done.stderr, expected.stderr)):
+                # --help names the program as it was started
+                found, wanted = (re.sub(rb"Usage: \S+", b"Usage:", out) for out in (found, wanted))
+                self.assertEqual(found, wanted)
+
+    def test_where_there_is_none(self):
+        done = package.python("""
+import os, sys
+os.environ["HOTPLANE_LIBRARY"] = "/none/lib/libhotplane.so"
+os.environ["PATH"] = ""
+from hotplane.__main__ import main
+sys.exit(main())
+""")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("neither in the package", done.stderr)
+
+
+if __name__ == "__main__":
+    package.main()
