@@ -14,15 +14,16 @@ from package import LAYERS, MODEL, WithStore, command
 import hotplane
 
 # What a child tells about itself: its threads, and the bytes and store files it has mapped.
-CHILD = """
+CHILD = '''
 import fcntl, glob, os, signal, sys, threading, time
 import package
 import hotplane
 
-def state():
+def state(expected=None):
     with open("/proc/self/maps") as file:
         files = file.read().count(".base")
-    return len(os.listdir("/proc/self/task")), package.mapped_bytes(), files
+    threads = package.settled(expected)
+    return threads, package.mapped_bytes(), files
 
 def interrupted(call, before):
     try:
@@ -31,7 +32,7 @@ def interrupted(call, before):
         print("interrupted", file=sys.stderr)
     else:
         sys.exit("was not interrupted")
-    threads, mapped, files = state()
+    threads, mapped, files = state(before[0])
     assert threads == before[0], f"{threads} threads, {before[0]} before"
     assert files == 0, f"{files} layer files are mapped"
     assert mapped < before[1] + (32 << 20), f"{mapped - before[1]} bytes are left"
@@ -43,7 +44,7 @@ def self_interrupt(*_):
     time.sleep(10)
 
 store = hotplane.open(sys.argv[1])
-"""
+'''
 
 
 def read_until(process, word):
@@ -105,7 +106,7 @@ with store.boot(wait=False, checkpoint={MODEL!r}) as engine:
     except KeyboardInterrupt:
         print("waited", flush=True)
     assert state()[0] > before[0]
-assert state()[0] == before[0]
+assert state(before[0])[0] == before[0]
 """, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    start_new_session=True,
                                    env={**os.environ, "PYTHONPATH": package.PATH})
@@ -147,7 +148,8 @@ except LookupError as error:
     assert error.args == (0,)
 else:
     sys.exit("did not raise")
-assert state()[0] == before[0] and state()[1] < before[1] + (32 << 20), (state(), before)
+after = state(before[0])
+assert after[0] == before[0] and after[1] < before[1] + (32 << 20), (after, before)
 print("clean")
 """, self.large)
 
@@ -184,7 +186,7 @@ for thread in threads: thread.start()
 engine.close()
 for thread in threads: thread.join()
 assert set(failures) <= {2, 130, 143}, failures
-assert state()[0] == before[0], (state(), before)
+assert state(before[0])[0] == before[0], before
 print("clean")
 """, self.large)
 
@@ -215,6 +217,7 @@ class Builds(WithStore):
         path = os.path.join(self.root, "partial")
         done = package.python(f"""
 import os, signal, sys, threading
+import package
 import hotplane
 from hotplane import _engine
 class Stop(_engine.Display):
@@ -224,7 +227,7 @@ _engine.Display = Stop
 try:
     hotplane.build({model!r}, {path!r}, workers=1)
 except KeyboardInterrupt:
-    print("interrupted", len(os.listdir("/proc/self/task")), threading.active_count())
+    print("interrupted", package.settled(1), threading.active_count())
 """)
         self.assertEqual(done.stdout, "interrupted 1 1\n", done.stderr)
         self.assertEqual(hotplane.build(model, path)["layers_total"], 12)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -44,6 +45,17 @@ def mapped_bytes():
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         ranges = [line.split()[0].split("-") for line in file if line.split()[1].startswith("r")]
     return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
+
+
+def settled(expected=None):
+    """Threads of this process. One that Python has joined is in /proc for a moment longer, so
+    `expected` are waited for."""
+    for _ in range(500 if expected else 10):
+        count = len(os.listdir("/proc/self/task"))
+        if count == expected:
+            break
+        time.sleep(0.01)
+    return count
 
 
 class WithStore(unittest.TestCase):
