@@ -1,6 +1,7 @@
 /* records_check STORE DIR: every byte that the C API hands out of the store is the one that
- * `hotplane export` wrote to DIR/<layer>.<part>. */
+ * `hotplane export` wrote to DIR/<layer>.<part>, and the operator computes what those bytes say. */
 #include <hotplane/hotplane.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,6 +129,113 @@ static void check_layer(const hotplane_layer* layer) {
   if (layer->sc2 != base + layer->sc2_offset) die("an offset is not that of its pointer");
 }
 
+/* One expert's matrix [rows, columns] in exported planes (docs/format/planes.md). */
+typedef struct matrix {
+  const unsigned char* plane;
+  const unsigned char* scales;
+  int nibbles; /* of the plane; else codes */
+  size_t rows, columns;
+} matrix;
+
+static double weight(const matrix* m, size_t n, size_t k) {
+  static const double codes[4] = {-4, -1, 1, 4};
+  static const double magnitudes[8] = {0, .5, 1, 1.5, 2, 3, 4, 6};
+  const size_t tile = n / 16 * (m->columns / 64) + k / 64;
+  const size_t unit = (tile * 32 + n % 8 * 4 + k % 16 / 4) * 8 + n % 16 / 8 * 4 + k % 64 / 16;
+  const size_t scale = (n / 16 * (m->columns / 32) + k / 32) * 16 + n % 16;
+  double value;
+  if (m->nibbles) {
+    const int nibble = m->plane[unit * 2 + k % 4 / 2] >> (k % 2 * 4) & 15;
+    value = (nibble & 8) != 0 ? -magnitudes[nibble & 7] : magnitudes[nibble & 7];
+  } else {
+    value = codes[m->plane[unit] >> (k % 4 * 2) & 3];
+  }
+  return ldexp(value, m->scales[scale] - 127);
+}
+
+static void multiply(const matrix* m, const double* x, double* out) {
+  size_t n, k;
+  for (n = 0; n < m->rows; ++n) {
+    out[n] = 0;
+    for (k = 0; k < m->columns; ++k) out[n] += weight(m, n, k) * x[k];
+  }
+}
+
+/* y += share * expert(x), SiLU-gated, from the exported parts. */
+static void add_expert(const hotplane_layer* layer, uint32_t expert, int fp4, double share,
+                       const double* x, double* y) {
+  const size_t width = layer->intermediate;
+  size_t plane13, sc13, plane2, sc2, i;
+  unsigned char* parts[4];
+  double* gate_up = malloc(2 * width * sizeof(double));
+  double* result = malloc(layer->hidden * sizeof(double));
+  matrix w13, w2;
+  parts[0] = exported(layer->ordinal, fp4 ? "fp13" : "planes13", &plane13);
+  parts[1] = exported(layer->ordinal, "sc13", &sc13);
+  parts[2] = exported(layer->ordinal, fp4 ? "fp2" : "planes2", &plane2);
+  parts[3] = exported(layer->ordinal, "sc2", &sc2);
+  if (gate_up == NULL || result == NULL) die("out of memory");
+  w13.plane = parts[0] + plane13 / layer->experts * expert;
+  w13.scales = parts[1] + sc13 / layer->experts * expert;
+  w13.rows = 2 * width;
+  w13.columns = layer->hidden;
+  w2.plane = parts[2] + plane2 / layer->experts * expert;
+  w2.scales = parts[3] + sc2 / layer->experts * expert;
+  w2.rows = layer->hidden;
+  w2.columns = width;
+  w13.nibbles = w2.nibbles = fp4;
+  multiply(&w13, x, gate_up);
+  for (i = 0; i < width; ++i) gate_up[i] *= gate_up[width + i] / (1 + exp(-gate_up[i]));
+  multiply(&w2, gate_up, result);
+  for (i = 0; i < layer->hidden; ++i) y[i] += share * result[i];
+  for (i = 0; i < 4; ++i) free(parts[i]);
+  free(gate_up);
+  free(result);
+}
+
+/* One token, one expert at base and one at FP4. */
+static void check_operator(hotplane_engine* engine, const hotplane_layer* layer) {
+  const int32_t ids[2] = {5, 17};
+  const float weights[2] = {0.75f, 0.25f};
+  unsigned char* precisions = malloc(layer->experts);
+  float* x = malloc(layer->hidden * sizeof(float));
+  float* y = malloc(layer->hidden * sizeof(float));
+  double* wide = malloc(layer->hidden * sizeof(double));
+  double* expected = calloc(layer->hidden, sizeof(double));
+  double error = 0, size = 0;
+  hotplane_moe call;
+  size_t i;
+  if (precisions == NULL || x == NULL || y == NULL || wide == NULL || expected == NULL)
+    die("out of memory");
+  memset(precisions, HOTPLANE_PRECISION_BASE, layer->experts);
+  precisions[17] = HOTPLANE_PRECISION_FP4;
+  for (i = 0; i < layer->hidden; ++i) wide[i] = x[i] = (float)(i * 37 % 101) / 50 - 1;
+  hotplane_moe_init(&call);
+  call.layer = layer->ordinal;
+  call.arithmetic = HOTPLANE_EXACT;
+  call.token_count = 1;
+  call.top_k = 2;
+  call.precisions = precisions;
+  call.x = x;
+  call.ids = ids;
+  call.weights = weights;
+  call.y = y;
+  must(hotplane_moe_forward(engine, &call), "moe_forward");
+  add_expert(layer, 5, 0, 0.75, wide, expected);
+  add_expert(layer, 17, 1, 0.25, wide, expected);
+  for (i = 0; i < layer->hidden; ++i) {
+    error += (y[i] - expected[i]) * (y[i] - expected[i]);
+    size += expected[i] * expected[i];
+  }
+  /* float32 sums of some hundred terms: 2^-24 times their number. */
+  if (!(size > 0) || !(sqrt(error / size) < 1e-5)) die("moe_forward: another result");
+  free(precisions);
+  free(x);
+  free(y);
+  free(wide);
+  free(expected);
+}
+
 int main(int argc, char** argv) {
   hotplane_boot_options options;
   hotplane_engine* engine;
@@ -173,6 +281,7 @@ int main(int argc, char** argv) {
       hotplane_layer_init(&out);
       must(hotplane_wait_layer(engine, layer, &out), "wait_layer");
       check_layer(&out);
+      check_operator(engine, &out);
     }
     must(hotplane_wait(engine), "wait");
   }
