@@ -106,7 +106,8 @@ def make_wheel(out, build_dir):
         f"Wheel-Version: 1.0\nGenerator: hotplane\nRoot-Is-Purelib: false\nTag: {TAG}\n".encode(),
         0o644)
     files[f"{info}/entry_points.txt"] = (
-        b"[console_scripts]\nhotplane = hotplane.__main__:main\n", 0o644)
+        b"[console_scripts]\nhotplane = hotplane.__main__:main\n\n"
+        b"[vllm.general_plugins]\nhotplane_moet = hotplane.integrations.vllm_moet:install\n", 0o644)
     record = io.StringIO()
     rows = csv.writer(record, lineterminator="\n")
     for name, (data, _) in files.items():

@@ -530,6 +530,47 @@ class Operator(WithStore):
                 self.engine.moe_forward(1, wrong, ids, weights)
 
 
+class Gpu(WithStore):
+    """On a CUDA device, by torch."""
+
+    def setUp(self):
+        self.torch = module("torch")
+        if not self.torch.cuda.is_available():
+            self.skipTest("torch finds no CUDA device")
+
+    def test_planes(self):
+        engine = hotplane.boot(self.store_path, "cuda:0")
+        self.addCleanup(engine.close)
+        part = engine.layers[3].planes13
+        self.assertEqual((part.device, part.__dlpack_device__()), ("cuda:0", (2, 0)))
+        with self.assertRaises(hotplane.UsageError):
+            part.memoryview()
+        x, ids, weights = inputs(1)
+        with self.assertRaises(hotplane.UsageError):
+            engine.moe_forward(0, x, ids, weights)
+        tensors = {name: self.torch.from_dlpack(getattr(engine.layers[3], name))
+                   for name in PART_BYTES}
+        self.assertEqual(tensors["planes13"].data_ptr(), part.pointer)
+        engine.close()
+        for name, tensor in tensors.items():
+            self.assertEqual((tensor.device.type, tuple(tensor.shape)),
+                             ("cuda", (EXPERTS, PART_BYTES[name])))
+            self.assertEqual(bytes(tensor.cpu().numpy()), self.export(3, name))
+
+    def test_memory_is_freed_with_the_last_tensor(self):
+        path = os.path.join(self.root, "large")
+        command("synth", path, "--geometry", "64,2048,2048", "--layers", 2, "-q")
+        hotplane.boot(path, "cuda:0").close()
+        free = self.torch.cuda.mem_get_info()[0]
+        engine = hotplane.boot(path, "cuda:0")
+        size = sum(layer.nbytes for layer in engine.layers)
+        tensor = self.torch.from_dlpack(engine.layers[1].sc2)
+        engine.close()
+        self.assertLess(self.torch.cuda.mem_get_info()[0], free - size // 2)
+        del tensor
+        self.assertGreater(self.torch.cuda.mem_get_info()[0], free - size // 2)
+
+
 class Overhead(WithStore):
     def test_it_is_measured(self):
         done = package.python(

@@ -88,7 +88,8 @@ class Wheel(unittest.TestCase):
                     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
                     self.assertEqual(rows[name],
                                      ("sha256=" + digest.rstrip("="), str(len(data))))
-            for name in ("hotplane/py.typed", "hotplane/__main__.py", info + "LICENSE"):
+            for name in ("hotplane/py.typed", "hotplane/__main__.py",
+                         "hotplane/integrations/vllm_moet.py", info + "LICENSE"):
                 self.assertIn(name, names)
             mode = archive.getinfo("hotplane/bin/hotplane").external_attr >> 16
             self.assertEqual(stat.S_IMODE(mode), 0o755)

@@ -1,0 +1,1 @@
+"""hotplane inside other programs, one module for each."""
