@@ -14,7 +14,7 @@ class SourceExperts : public Experts {
  public:
   // Weights are BF16 or F32; MXFP4, e2m1 nibbles with an e8m0 scale per 32 inputs; or NVFP4, with
   // an e4m3 scale per 16 and one float. float32 holds each value exactly but NVFP4's, which are
-  // rounded once.
+  // rounded twice at most.
   static Result<std::unique_ptr<SourceExperts>> Load(const Checkpoint& checkpoint,
                                                      const Config& config);
 

@@ -14,8 +14,8 @@
  * prints, never aborts on bad input and never throws across this boundary. NULL where a pointer is
  * needed is HOTPLANE_USAGE.
  *
- * Signals: opening a store installs a SIGBUS handler, so that a store file cut short while it is
- * read is an error and not the end of the process. It passes every signal that is not its own to
+ * Signals: opening or building a store installs a SIGBUS handler, so that a file cut short while it
+ * is read is an error and not the end of the process. It passes every signal that is not its own to
  * the handler that was there before.
  *
  * Structs start with their own size in bytes, so that they may grow: fill them with their _init
@@ -448,9 +448,9 @@ typedef enum hotplane_arithmetic {
   HOTPLANE_EXACT = 2 /* activations stay float32 */
 } hotplane_arithmetic;
 
-/* One call of the operator on the host, straight from the planes:
- *   y[t] = sum over s of weights[t,s] * (w2[e] act(w13[e] x[t] + bias13[e]) + bias2[e]), e =
- * ids[t,s] Arrays are contiguous, row-major and the caller's own; y may not overlap x. */
+/* One call of the operator on the host, straight from the planes; with e = ids[t,s]
+ *   y[t] = sum over s of weights[t,s] * (w2[e] act(w13[e] x[t] + bias13[e]) + bias2[e])
+ * Arrays are contiguous, row-major and the caller's own; y may not overlap x. */
 typedef struct hotplane_moe {
   size_t struct_bytes;
   uint32_t layer;       /* ordinal; published by the boot, on the host */
@@ -471,7 +471,8 @@ HOTPLANE_API void hotplane_moe_init(hotplane_moe* call);
  * store this rank's part of the sum.
  * HOTPLANE_USAGE for NULL, ids out of range, activations or weights that are not finite, a layer
  * that is not published or that lives on a device; HOTPLANE_DATA for an expert that was not booted,
- * or whose delta record is absent or damaged. What is in y after a failure is unspecified. */
+ * or whose delta record is absent or damaged; HOTPLANE_CAPACITY when memory is short. What is in y
+ * after a failure is unspecified. */
 HOTPLANE_API hotplane_code hotplane_moe_forward(hotplane_engine* engine, const hotplane_moe* call);
 
 /* Ends a boot that still runs, and the use of all pointers but those of records that are not

@@ -11,7 +11,7 @@ static_assert(int{HOTPLANE_EXACT} == static_cast<int>(Arithmetic::kExact));
 static_assert(int{HOTPLANE_PRECISION_BASE} == static_cast<int>(Precision::kBase));
 static_assert(int{HOTPLANE_PRECISION_FP4} == static_cast<int>(Precision::kFp4));
 
-// A call as the caller's version of the header has it; later fields keep their default.
+// The caller's fields. There is one version of the struct so far: its size must be that.
 Result<hotplane_moe> ReadCall(const hotplane_moe* call) {
   hotplane_moe full;
   hotplane_moe_init(&full);

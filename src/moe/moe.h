@@ -5,13 +5,13 @@
 //
 // Each expert is computed at the base tier (2-bit codes) or at FP4 (whole nibbles, or base codes
 // and quintals), as the call says; both with the same e8m0 block scales. No unpacked copy of the
-// weights is ever made: a strip of 16 rows is decoded in registers, of quintals in the first-level
-// cache.
+// weights is ever made: a strip of 16 rows is decoded as it is multiplied; quintals are merged with
+// their codes two strips at a time, in the second-level cache.
 //
 // Two arithmetics:
-//   kExact  activations stay float32. Products with a code are rounded once, scales are powers of
-//           two. Per output: |error| <= gamma(19 + K/32) * sum|w||x|, gamma(n) =
-//           n*2^-24/(1-n*2^-24).
+//   kExact  activations stay float32, sums are fused multiply-adds, scales are powers of two. Per
+//           output of a matrix product: |error| <= gamma(17 + K/32) * sum|w||x|, gamma(n) =
+//           n*2^-24/(1-n*2^-24); reference.cc derives it.
 //   kFast   activations become int8 with one float32 scale per token and 32 consecutive k, once per
 //           layer (x) and once per expert (act): an error of up to scale/2 = amax/254 per
 //           activation. Integer sums inside a block are exact.
