@@ -328,8 +328,9 @@ HOTPLANE_API hotplane_code hotplane_describe(const hotplane_engine* engine, hotp
 
 typedef enum hotplane_presence {
   HOTPLANE_ABSENT = 1,
-  HOTPLANE_PRESENT = 2, /* header, generation, geometry and exact length are right */
-  HOTPLANE_DAMAGED = 3  /* a file is there and must not be used */
+  HOTPLANE_PRESENT = 2,   /* header, generation, geometry and exact length are right */
+  HOTPLANE_DAMAGED = 3,   /* a file is there and must not be used */
+  HOTPLANE_UNREADABLE = 4 /* a file is there and the system does not let us look at it */
 } hotplane_presence;
 
 typedef enum hotplane_encoding {

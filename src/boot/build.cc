@@ -14,6 +14,7 @@
 #include "base/trace.h"
 #include "base/units.h"
 #include "boot/layer_selection.h"
+#include "boot/plan.h"
 #include "boot/source_stamp.h"
 #include "quant/slice.h"
 
@@ -58,6 +59,12 @@ uint64_t SliceBytesMax(const MoeLayer& layer, uint32_t world) {
   const LayerGeometry shard = layer.geometry.OfShard(world);
   return std::max(NibblePlaneBytes(shard.n13(), shard.k13()),
                   NibblePlaneBytes(shard.n2(), shard.k2()));
+}
+
+// "layer 3 (base, rank 1)"
+std::string LayerText(const Generation& of_rank, uint32_t layer, Encoding encoding) {
+  return Text("layer {} ({}{})", layer, EncodingName(encoding),
+              of_rank.world() > 1 ? Text(", rank {}", of_rank.rank()) : "");
 }
 
 std::vector<uint32_t> ExpertsInFileOrder(const MoeLayer& layer) {
@@ -262,21 +269,27 @@ std::vector<uint32_t> CheckpointBuilds::FileOrder() const {
   return layers;
 }
 
-std::vector<Encoding> CheckpointBuilds::Missing(const Generation& of_rank, uint32_t layer,
-                                                const LayerNeed& need) const {
+Result<std::vector<Encoding>> CheckpointBuilds::Missing(const Generation& of_rank, uint32_t layer,
+                                                        const LayerNeed& need) const {
   if (need.proven_bad) return need.encodings;
   std::vector<Encoding> missing;
-  for (const Encoding encoding : need.encodings)
-    if (of_rank.Probe(layer, encoding).presence != Presence::kPresent) missing.push_back(encoding);
+  for (const Encoding encoding : need.encodings) {
+    const TierProbe probe = of_rank.Probe(layer, encoding);
+    if (probe.presence == Presence::kUnreadable)
+      return Fail(UnreadableFile(*probe.reason, LayerText(of_rank, layer, encoding)));
+    if (probe.presence != Presence::kPresent) missing.push_back(encoding);
+  }
   return missing;
 }
 
 Result<void> CheckpointBuilds::CheckSpace() const {
   uint64_t bytes = 0;
   for (const auto& [layer, need] : needs_)
-    for (const Generation& of_rank : ranks_)
-      for (const Encoding encoding : Missing(of_rank, layer, need))
+    for (const Generation& of_rank : ranks_) {
+      HP_ASSIGN(const std::vector<Encoding> missing, Missing(of_rank, layer, need));
+      for (const Encoding encoding : missing)
         bytes += PlanLayerLayout(encoding, generation_.geometry(layer)).file_bytes;
+    }
   HP_ASSIGN(const uint64_t free_bytes, generation_.env().FreeBytes(generation_.directory()));
   if (bytes <= free_bytes) return {};
   return Fail(
@@ -377,7 +390,7 @@ Result<LayerBuilds::Opened> CheckpointBuilds::Open(uint32_t layer,
   auto unit = std::make_unique<Unit>(*this, model_.layers[layer]);
   for (size_t i = 0; i < ranks_.size(); ++i) {
     // Whoever held the lock before us may have published what we are after.
-    const std::vector<Encoding> missing = Missing(ranks_[i], layer, need);
+    HP_ASSIGN(const std::vector<Encoding> missing, Missing(ranks_[i], layer, need));
     if (!missing.empty()) HP_TRY(unit->CreateFiles(ranks_[i], missing, std::move(locks[i])));
   }
   if (unit->has_files()) {
@@ -409,9 +422,9 @@ void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordi
       return false;
     }
     if (probe.presence == Presence::kDamaged) {
-      report.warnings.push_back(
-          Text("layer {} ({}{}) is damaged and is built again: {}", ordinal, EncodingName(encoding),
-               generation.world() > 1 ? Text(", rank {}", rank) : "", probe.reason->what()));
+      report.warnings.push_back(Text("{} is damaged and is built again: {}",
+                                     LayerText(generation.ForRank(rank), ordinal, encoding),
+                                     probe.reason->what()));
       Log(LogLevel::kWarning, "{}", report.warnings.back());
     }
     return true;

@@ -101,8 +101,8 @@ class CheckpointBuilds final : public LayerBuilds {
     HugeBuffer slice;  // of one piece, for one rank
   };
   Result<void> CheckSpace() const;
-  std::vector<Encoding> Missing(const Generation& of_rank, uint32_t layer,
-                                const LayerNeed& need) const;
+  Result<std::vector<Encoding>> Missing(const Generation& of_rank, uint32_t layer,
+                                        const LayerNeed& need) const;
   Result<Workspace> TakeWorkspace();
   void ReturnWorkspace(Workspace workspace);
 
@@ -131,7 +131,8 @@ Result<void> CheckShardWorld(const Manifest& manifest);
 // CheckShardWorld. kCapacity before anything is written
 // when the files do not fit on the disk or one workspace not in the staging limit; kData naming
 // tensor, file, offset and element for a source value that is not finite (for MXFP4: a scale of
-// 255). Nothing half-done stays visible, whatever happens.
+// 255); kSystem naming a layer file that is there and cannot be read. Nothing half-done stays
+// visible, whatever happens.
 Result<BuildReport> Build(Env& env, const Checkpoint& checkpoint, const MoeModel& model,
                           const std::string& store_directory, const BuildOptions& options);
 

@@ -35,8 +35,10 @@ class Planner {
   void PlanLayer(const ManifestLayer& layer);
   void PlanBase(const ManifestLayer& layer, bool selected);
   void PlanDelta(const ManifestLayer& layer, bool selected);
+  void NoteUnreadable(uint32_t layer, Tier tier);
   void PlanBuild(const ManifestLayer& layer, PlanEntry& entry);
   uint64_t WantedBytes(const ManifestLayer& layer, const LayerLayout& layout) const;
+  Result<void> CheckReadable() const;
   Result<void> CheckMissing() const;
   Result<void> PlaceBases();
   Result<void> PinDelta();
@@ -52,6 +54,8 @@ class Planner {
   BootPlan plan_;
   std::map<std::string, std::vector<uint32_t>> missing_;  // what cannot be booted as is, by tier
   const FileFacts* first_damage_ = nullptr;
+  std::map<std::string, std::vector<uint32_t>> unreadable_;  // of the wanted files, by tier
+  const FileFacts* first_unreadable_ = nullptr;
 };
 
 Result<void> Planner::CheckShard() const {
@@ -90,9 +94,21 @@ uint64_t Planner::WantedBytes(const ManifestLayer& layer, const LayerLayout& lay
   return bytes;
 }
 
+// Of a tier that is to be built: none of its files may be there unread.
+void Planner::NoteUnreadable(uint32_t layer, Tier tier) {
+  for (const Encoding encoding : kEncodings) {
+    const FileFacts& file = File(layer, encoding);
+    if (TierOf(encoding) != tier || file.presence != Presence::kUnreadable) continue;
+    if (first_unreadable_ == nullptr) first_unreadable_ = &file;
+    std::vector<uint32_t>& layers = unreadable_[std::string(TierName(tier))];
+    if (layers.empty() || layers.back() != layer) layers.push_back(layer);
+  }
+}
+
 // The source bytes of a layer are read once, whatever is built of it: they count at its base.
 void Planner::PlanBuild(const ManifestLayer& layer, PlanEntry& entry) {
   const FileFacts& file = File(layer.ordinal, entry.encoding);
+  NoteUnreadable(layer.ordinal, TierOf(entry.encoding));
   const bool damaged = file.presence == Presence::kDamaged;
   entry.action = PlanAction::kBuild;
   entry.reason = damaged ? Text("damaged: {}", file.reason) : "absent";
@@ -170,6 +186,17 @@ void Planner::PlanLayer(const ManifestLayer& layer) {
   const bool selected = Contains(config_.layers, layer.ordinal);
   PlanBase(layer, selected);
   PlanDelta(layer, selected);
+}
+
+Result<void> Planner::CheckReadable() const {
+  if (first_unreadable_ == nullptr) return {};
+  std::string what;
+  for (const auto& [tier, ordinals] : unreadable_)
+    what += Text("{}the {} tier of layer{} {}", what.empty() ? "" : "; ", tier,
+                 ordinals.size() == 1 ? "" : "s", LayerListText(ordinals, facts_.manifest));
+  const Status reason = first_unreadable_->damage.value_or(
+      Status::System(first_unreadable_->reason).File(facts_.directory));
+  return Fail(UnreadableFile(reason, what));
 }
 
 Result<void> Planner::CheckMissing() const {
@@ -325,6 +352,7 @@ Result<BootPlan> Planner::Run() {
   HP_TRY(CheckShard());
   HP_TRY(CheckExperts());
   for (const ManifestLayer& layer : facts_.manifest.layers) PlanLayer(layer);
+  HP_TRY(CheckReadable());
   HP_TRY(CheckMissing());
   HP_TRY(PlaceBases());
   HP_TRY(PinDelta());
@@ -386,6 +414,14 @@ const PlanEntry& BootPlan::Of(uint32_t layer, Tier tier) const {
   const size_t index = size_t{2} * layer + (tier == Tier::kBase ? 0 : 1);
   HP_CHECK(index < entries.size());
   return entries[index];
+}
+
+Status UnreadableFile(const Status& reason, std::string_view what) {
+  return Status(reason)
+      .Advice(
+          "let this user read the file, or look after the disk; nothing is built in the place "
+          "of what may well be right")
+      .Because(Text("unreadable: {}", what));
 }
 
 Result<BootPlan> PlanBoot(const PlanFacts& facts, const PlanConfig& config) {

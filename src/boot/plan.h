@@ -40,7 +40,7 @@ struct FileFacts {
   Presence presence = Presence::kInvalid;
   uint64_t file_bytes = 0;            // 0 when there is none
   uint64_t data_bytes = 0;            // of kPresent
-  std::string reason;                 // of kDamaged
+  std::string reason;                 // of kDamaged and kUnreadable
   std::optional<Status> damage = {};  // the same in full, where it is known
 };
 
@@ -121,9 +121,14 @@ struct BootPlan {
 
 // kUsage: experts, rank or world that the generation does not have, or less memory to pin delta
 // records in than one takes. kData naming the layers: absent
-// or damaged, and no checkpoint at hand or no_build. kSystem: to be built into a store that cannot
+// or damaged, and no checkpoint at hand or no_build. kSystem naming the file: a wanted one cannot
+// be read, so nobody knows whether it is right; or a layer is to be built into a store that cannot
 // be written. kCapacity, with the numbers: the bases that must be on the device do not fit there.
 Result<BootPlan> PlanBoot(const PlanFacts& facts, const PlanConfig& config);
+
+// The refusal to do without, or to replace, layer files that could not be looked at: `reason` of
+// one of them, `what` all of them.
+Status UnreadableFile(const Status& reason, std::string_view what);
 
 // The plan as people read it: one line per run of layers that are treated alike, then the bytes by
 // source.

@@ -63,6 +63,12 @@ struct Case {
   void Damaged(uint32_t layer, Encoding encoding, std::string reason) {
     FactsOf(facts.layers[layer], encoding) = {Presence::kDamaged, 1234, 0, std::move(reason)};
   }
+  void Unreadable(uint32_t layer, Encoding encoding) {
+    FileFacts& file = FactsOf(facts.layers[layer], encoding);
+    file.presence = Presence::kUnreadable;
+    file.damage = Status::FromErrno(EACCES, "cannot open the file")
+                      .File(Text("layer-{:04}.{}", layer, EncodingName(encoding)));
+  }
   void WithCheckpoint() {
     facts.checkpoint = {"/model", std::vector<uint64_t>(kAllLayers, kSourceBytes)};
   }
@@ -98,6 +104,40 @@ struct TableEntry {
   std::function<void(Case&)> arrange;  // what differs at layer 7
   Expected layer7;
 };
+
+// Nothing is built over what may well be right, and nothing that was not seen is called damaged.
+TEST(Plan, WhatCannotBeReadIsRefusedByName) {
+  for (const bool with_checkpoint : {false, true}) {
+    for (const bool no_build : {false, true}) {
+      Case c;
+      if (with_checkpoint) c.WithCheckpoint();
+      c.config.no_build = no_build;
+      c.Absent(2, Encoding::kBase);
+      c.Damaged(3, Encoding::kBase, "its checksum");
+      c.Unreadable(5, Encoding::kBase);
+      c.Unreadable(6, Encoding::kBase);
+      c.Unreadable(9, Encoding::kDeltaQuintal);
+      const Status refused = c.Refusal();
+      EXPECT_EQ(refused.code(), StatusCode::kSystem);
+      EXPECT_EQ(refused.file(), "layer-0005.base");
+      EXPECT_NE(refused.what().find("unreadable: the base tier of layers 5-6; the delta tier of "
+                                    "layer 9"),
+                std::string::npos)
+          << refused.what();
+      EXPECT_EQ(refused.ToString().find("damaged"), std::string::npos) << refused.ToString();
+    }
+  }
+}
+
+TEST(Plan, AnUnreadableFileThatIsNotNeededIsNoFault) {
+  Case c;
+  c.Unreadable(5, Encoding::kDeltaQuintal);
+  c.Present(5, Encoding::kDeltaNibble);
+  EXPECT_EQ(c.Plan().Of(5, Tier::kDelta).action, PlanAction::kAttach);
+  c.Absent(5, Encoding::kDeltaNibble);
+  c.config.delta_layers = {0, 1};
+  EXPECT_EQ(c.Plan().Of(5, Tier::kDelta).action, PlanAction::kSkip);
+}
 
 TEST(Plan, TableOfOneLayer) {
   using A = PlanAction;

@@ -41,6 +41,7 @@ hotplane_presence PresenceOf(Presence presence) {
   switch (presence) {
     case Presence::kPresent: return HOTPLANE_PRESENT;
     case Presence::kAbsent: return HOTPLANE_ABSENT;
+    case Presence::kUnreadable: return HOTPLANE_UNREADABLE;
     case Presence::kDamaged:
     case Presence::kInvalid: break;
   }

@@ -156,7 +156,7 @@ Result<void> Doctor::CountFiles(const Generation& of_rank, Encoding encoding, si
                                 uint64_t* base_bytes, uint64_t* cached_bytes) {
   for (const ManifestLayer& layer : of_rank.manifest().layers) {
     const TierProbe probe = of_rank.Probe(layer.ordinal, encoding);
-    if (probe.presence == Presence::kDamaged) Add(false, "store", probe.reason->ToString());
+    if (probe.reason) Add(false, "store", probe.reason->ToString());
     if (probe.presence != Presence::kPresent) continue;
     ++*present;
     if (encoding != Encoding::kBase) continue;

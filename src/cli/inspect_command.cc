@@ -23,13 +23,12 @@ Json GeometryJson(const LayerGeometry& g) {
   return {{"experts", g.experts}, {"hidden", g.hidden}, {"intermediate", g.intermediate}};
 }
 
-// A tier that could not be read is not known to be damaged.
 const char* PresenceText(const TierProbe& probe) {
-  if (probe.reason && probe.reason->code() == StatusCode::kSystem) return "unreadable";
   switch (probe.presence) {
     case Presence::kAbsent: return "absent";
     case Presence::kPresent: return "present";
     case Presence::kDamaged: return "damaged";
+    case Presence::kUnreadable: return "unreadable";
     case Presence::kInvalid: break;
   }
   return "unknown";

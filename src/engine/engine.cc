@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <iterator>
@@ -441,9 +442,12 @@ void Engine::AddReport(const BootSession& session, double start_seconds, size_t 
   report_.warnings.insert(report_.warnings.end(), part.warnings.begin(), part.warnings.end());
 }
 
-// The error of a layer file for which there is a remedy: the layer is built again, once.
+// The error of a layer file for which there is a remedy: the layer is built again, once. A file
+// that may not be read is not known to be bad, and is left alone.
 Result<void> Engine::Recover(const Status& error) {
-  const bool of_file = error.code() == StatusCode::kData || error.code() == StatusCode::kSystem;
+  const bool of_file = error.code() == StatusCode::kData ||
+                       (error.code() == StatusCode::kSystem &&
+                        (error.error_number() == 0 || error.error_number() == EIO));
   const auto bad = std::find_if(bases_.begin(), bases_.end(), [&](const PlanEntry* entry) {
     return generation_->LayerPath(entry->layer, Encoding::kBase) == error.file();
   });

@@ -546,6 +546,39 @@ TEST_F(EngineTest, SeveralBadLayersAreBuiltAgain) {
   EXPECT_EQ(StoreFiles(env_), whole);
 }
 
+// A file that cannot be opened, or its header not read, may well be right: a boot with the
+// checkpoint at hand names it and builds nothing in its place, and so does a build.
+TEST_F(EngineTest, WhatCannotBeReadIsNeitherDamagedNorBuiltAgain) {
+  const StoreContent whole = StoreFiles(env_);
+  for (const OperationKind kind : {OperationKind::kOpen, OperationKind::kRead}) {
+    for (const int error : {EACCES, EIO, EMFILE}) {
+      FaultEnv faulty(env_);
+      faulty.Add(Fault{.action = FaultAction::kError,
+                       .count = Fault::kForever,
+                       .kind = kind,
+                       .path_contains = "layer-0002.base",
+                       .error = error});
+      const auto engine = Engine::Open(faulty, WithCheckpoint()).value();
+      const Result<void> planned = engine->Plan();
+      ASSERT_FALSE(planned.has_value());
+      EXPECT_EQ(planned.error().code(), StatusCode::kSystem);
+      EXPECT_EQ(planned.error().file(), LayerFile(2, ".base"));
+      EXPECT_EQ(planned.error().error_number(), error);
+      EXPECT_NE(planned.error().what().find("unreadable"), std::string::npos);
+      EXPECT_EQ(planned.error().ToString().find("damaged"), std::string::npos);
+      EXPECT_EQ(engine->generation().Probe(2, Encoding::kBase).presence, Presence::kUnreadable);
+      const Checkpoint checkpoint = Checkpoint::Open(faulty, "/model").value();
+      const MoeModel model = DiscoverMoe(checkpoint).value();
+      const Result<BuildReport> built = Build(faulty, checkpoint, model, "/store", BuildOptions{});
+      ASSERT_FALSE(built.has_value());
+      EXPECT_EQ(built.error().code(), StatusCode::kSystem);
+      EXPECT_EQ(built.error().file(), LayerFile(2, ".base"));
+      EXPECT_NE(built.error().what().find("unreadable"), std::string::npos);
+      EXPECT_EQ(StoreFiles(env_), whole);
+    }
+  }
+}
+
 TEST_F(EngineTest, ReadErrorsMidBootEndByTheTableOrInARebuild) {
   struct Case {
     Fault fault;

@@ -163,8 +163,8 @@ Result<RecordReader::DeltaProbe> RecordReader::ProbeDelta(uint32_t layer) {
     TierProbe probe = generation_.Probe(layer, encoding);
     if (probe.presence == Presence::kPresent)
       return DeltaProbe{Presence::kPresent, encoding, std::nullopt};
-    if (probe.presence == Presence::kDamaged && result.presence == Presence::kAbsent)
-      result = {Presence::kDamaged, Encoding::kInvalid, std::move(probe.reason)};
+    if (probe.presence != Presence::kAbsent && result.presence == Presence::kAbsent)
+      result = {probe.presence, Encoding::kInvalid, std::move(probe.reason)};
   }
   return result;
 }

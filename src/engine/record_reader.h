@@ -79,12 +79,12 @@ class RecordReader {
   // Of two delta tiers of a layer, the one to read; before the layer's first delta record.
   void PreferDelta(uint32_t layer, Encoding encoding);
   // Is there a delta tier to read, by header alone? Quintals first, as boot plans attach them. A
-  // file that must not be used is kDamaged with the reason, never present. kUsage for a layer that
-  // the model does not have.
+  // file that must not be used is kDamaged or kUnreadable with the reason, never present. kUsage
+  // for a layer that the model does not have.
   struct DeltaProbe {
     Presence presence = Presence::kInvalid;
     Encoding encoding = Encoding::kInvalid;  // of kPresent
-    std::optional<Status> reason;            // of kDamaged
+    std::optional<Status> reason;            // of kDamaged and kUnreadable
   };
   Result<DeltaProbe> ProbeDelta(uint32_t layer);
 

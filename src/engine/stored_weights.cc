@@ -60,12 +60,12 @@ Result<std::optional<std::string>> StoredWeights::FindMissing(uint32_t layer, bo
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     const std::string of_rank = ranks_.size() > 1 ? Text(" of rank {}", rank) : "";
     TierProbe base = ranks_[rank]->Probe(layer, Encoding::kBase);
-    if (base.presence == Presence::kDamaged) return Fail(*std::move(base.reason));
     if (base.presence == Presence::kAbsent) return Text("no base tier{}", of_rank);
+    if (base.presence != Presence::kPresent) return Fail(*std::move(base.reason));
     if (!fp4) continue;
     HP_ASSIGN(RecordReader::DeltaProbe delta, readers_[rank]->ProbeDelta(layer));
-    if (delta.presence == Presence::kDamaged) return Fail(*std::move(delta.reason));
     if (delta.presence == Presence::kAbsent) return Text("no delta tier{}", of_rank);
+    if (delta.presence != Presence::kPresent) return Fail(*std::move(delta.reason));
   }
   return std::optional<std::string>();
 }

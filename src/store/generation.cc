@@ -108,22 +108,23 @@ Result<LayerExpectation> Generation::State::Expect(uint32_t layer, uint32_t rank
 
 TierProbe Generation::Probe(uint32_t layer, Encoding encoding) const {
   TierProbe probe;
-  const auto damaged = [&probe](Status reason) {
-    probe.presence = Presence::kDamaged;
+  const auto unusable = [&probe](Status reason) {
+    const bool seen = reason.code() == StatusCode::kData || reason.code() == StatusCode::kUsage;
+    probe.presence = seen ? Presence::kDamaged : Presence::kUnreadable;
     probe.reason = std::move(reason);
     return std::move(probe);
   };
   const Result<LayerExpectation> expected = state_->Expect(layer, rank_, encoding);
-  if (!expected) return damaged(expected.error());
+  if (!expected) return unusable(expected.error());
   const Result<FileStat> stat = env().Stat(expected->path);
-  if (!stat) return damaged(stat.error());
+  if (!stat) return unusable(stat.error());
   if (stat->type == FileType::kInvalid) {
     probe.presence = Presence::kAbsent;
     return probe;
   }
   probe.bytes_metadata = std::min<uint64_t>(stat->bytes, kHeaderBytes);
   Result<OpenedHeader> opened = OpenLayerHeader(env(), *expected);
-  if (!opened) return damaged(std::move(opened.error()));
+  if (!opened) return unusable(std::move(opened.error()));
   probe.presence = Presence::kPresent;
   probe.layout = std::move(opened->layout);
   return probe;

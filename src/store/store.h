@@ -35,15 +35,17 @@ namespace hotplane {
 
 enum class Presence : uint8_t {
   kInvalid = 0,
-  kAbsent,   // no such file
-  kPresent,  // header, generation, geometry and exact length are right
-  kDamaged,  // a file is there and must not be used; `reason` says why
+  kAbsent,      // no such file
+  kPresent,     // header, generation, geometry and exact length are right
+  kDamaged,     // a file is there and must not be used; `reason` says why
+  kUnreadable,  // a file is there and the system does not let us look at it; `reason` says why.
+                // It may well be right: nothing may be built in its place
 };
 
 struct TierProbe {
   Presence presence = Presence::kInvalid;
   LayerLayout layout;            // of kPresent
-  std::optional<Status> reason;  // of kDamaged
+  std::optional<Status> reason;  // of kDamaged and kUnreadable
   uint64_t bytes_metadata = 0;   // read to find out
 };
 

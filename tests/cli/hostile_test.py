@@ -203,6 +203,29 @@ class Places(Hostile):
             self.assertNotIn("remove", done.stderr)
             self.assertIn(path, done.stdout + done.stderr)
 
+    def test_nothing_is_built_over_what_cannot_be_read(self):
+        if os.getuid() != 0:
+            self.skipTest("only root can become another user")
+        for folder, _, names in os.walk(self.store):
+            os.chmod(folder, 0o777)
+            for name in names:
+                os.chmod(os.path.join(folder, name), 0o666)
+        before = self.snapshot()
+        for name in ("layer-0000.base", "layer-0001.delta-quintal"):
+            path = self.layer(name)
+            os.chmod(path, 0)
+            for arguments in (["boot", self.store, "--checkpoint", self.model, "--dry-run"],
+                              ["boot", self.store, "--checkpoint", self.model],
+                              ["build", self.model, "--store", self.store]):
+                done = subprocess.run([command.HOTPLANE, *arguments], capture_output=True,
+                                      text=True, user=65534, check=False)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn("unreadable", done.stderr)
+                self.assertIn(path, done.stderr)
+                self.assertNotIn("damaged", done.stderr + done.stdout)
+            os.chmod(path, 0o666)
+        self.assertEqual(self.snapshot(), before)
+
     def test_no_proof_without_source_records(self):
         os.remove(self.layer("layer-0001.source"))
         done = command.run("verify", self.store, "--source", self.model)

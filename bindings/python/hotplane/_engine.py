@@ -44,7 +44,7 @@ class LayerInfo(NamedTuple):
     experts: int  # E
     hidden: int  # H
     intermediate: int  # I; of a sharded store the rank's share
-    base: str  # "absent", "present", "damaged"
+    base: str  # "absent", "present", "damaged", "unreadable"
     delta: str
     delta_encoding: Optional[str]  # "quintal", "nibble", None
 
