@@ -61,6 +61,10 @@ uint64_t SliceBytesMax(const MoeLayer& layer, uint32_t world) {
                   NibblePlaneBytes(shard.n2(), shard.k2()));
 }
 
+LockWaiting WaitingOf(const BuildOptions& options) {
+  return {options.cancel, options.stall_seconds, options.progress};
+}
+
 // "layer 3 (base, rank 1)"
 std::string LayerText(const Generation& of_rank, uint32_t layer, Encoding encoding) {
   return Text("layer {} ({}{})", layer, EncodingName(encoding),
@@ -216,7 +220,7 @@ Result<void> CheckpointBuilds::Unit::Publish() {
   std::unique_ptr<FileLock> publishing;
   if (!owner_.options_.no_lock) {
     HP_ASSIGN(publishing,
-              owner_.generation_.LockPublishing(layer_.ordinal, owner_.options_.cancel));
+              owner_.generation_.LockPublishing(layer_.ordinal, WaitingOf(owner_.options_)));
   }
   // The record goes first: a layer file never stands without the proof of what it was made from,
   // and a tier added later from changed weights is refused here, before anything of it is visible.
@@ -325,6 +329,7 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
   queue.batch_size = options_.batch_size;
   queue.cancel = options_.cancel;
   queue.progress = options_.progress;
+  queue.stall_seconds = options_.stall_seconds;
   queue.staging_limit_bytes = options_.staging_limit_bytes != 0
                                   ? options_.staging_limit_bytes
                                   : ReadMemoryLimit().available_bytes / 4;
@@ -384,8 +389,11 @@ Result<LayerBuilds::Opened> CheckpointBuilds::Open(uint32_t layer,
   std::vector<std::unique_ptr<FileLock>> locks(ranks_.size());
   for (size_t i = 0; i < ranks_.size() && !options_.no_lock; ++i) {
     const TraceSpan span("wait", layer);
-    HP_ASSIGN(locks[i], ranks_[i].LockLayer(layer, LockWait::kTry, options_.cancel));
-    if (locks[i] == nullptr) return Opened::kBusy;
+    HP_ASSIGN(locks[i], ranks_[i].LockLayer(layer, LockWait::kTry));
+    if (locks[i] != nullptr) continue;
+    const std::lock_guard lock(mutex_);
+    busy_[layer] = i;
+    return Opened::kBusy;
   }
   auto unit = std::make_unique<Unit>(*this, model_.layers[layer]);
   for (size_t i = 0; i < ranks_.size(); ++i) {
@@ -401,6 +409,15 @@ Result<LayerBuilds::Opened> CheckpointBuilds::Open(uint32_t layer,
   ++report_.layers_attached;
   report_.bytes_needed -= SourceBytes(model_.layers[layer]);
   return Opened::kDone;
+}
+
+LayerBuilds::Holder CheckpointBuilds::HolderOf(uint32_t layer) {
+  size_t place = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    place = busy_.at(layer);
+  }
+  return {ranks_[place].LayerLockPath(layer), ranks_[place].BuilderMark(layer)};
 }
 
 BuildReport CheckpointBuilds::report() const {
@@ -483,7 +500,7 @@ Result<BuildReport> Build(Env& env, const Checkpoint& checkpoint, const MoeModel
   HP_TRY(CheckShardWorld(manifest));
   HP_ASSIGN(const std::vector<uint32_t> ordinals, SelectLayers(options.layers, manifest));
   HP_ASSIGN(const Generation generation,
-            Store::OpenOrCreateGeneration(env, store_directory, manifest));
+            Store::OpenOrCreateGeneration(env, store_directory, manifest, WaitingOf(options)));
   // The stamp is of before the fingerprint: files that change meanwhile do not match it later.
   if (stamp) KeepSourceStamp(generation, *stamp);
   CheckpointBuilds builds(generation, checkpoint, model, options);

@@ -34,6 +34,7 @@ struct BuildOptions {
   size_t worker_count = 0;           // 0: the CPUs this process may use
   size_t batch_size = 12;            // layers that a BuildQueue fires together
   uint64_t staging_limit_bytes = 0;  // 0: a quarter of the memory available
+  double stall_seconds = 0;          // for a lock that nobody lets go of: LockWaiting
   bool no_lock = false;              // build without flock, for file systems that refuse it
   const Kernels* kernels = nullptr;  // null: the best for this CPU
   const CancelToken* cancel = nullptr;
@@ -86,6 +87,7 @@ class CheckpointBuilds final : public LayerBuilds {
   std::vector<uint32_t> FileOrder() const;
 
   Result<Opened> Open(uint32_t layer, std::unique_ptr<LayerBuild>* build) override;
+  Holder HolderOf(uint32_t layer) override;
 
   // A copy; counts what is done so far.
   BuildReport report() const;
@@ -119,6 +121,7 @@ class CheckpointBuilds final : public LayerBuilds {
 
   mutable std::mutex mutex_;
   std::map<uint32_t, LayerNeed> needs_;
+  std::map<uint32_t, size_t> busy_;    // layer -> place in ranks_ whose lock another process held
   std::vector<Workspace> workspaces_;  // not in use
   BuildReport report_;
 };

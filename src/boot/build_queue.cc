@@ -8,12 +8,16 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "base/units.h"
+#include "store/locks.h"
 
 namespace hotplane {
 namespace {
 
 // Short beside the seconds that a layer takes to build, long beside the cost of asking.
 constexpr std::chrono::milliseconds kBusyPollInterval{20};
+
+// A gap this long between two polls is a process that was stopped or had other things to do.
+constexpr std::chrono::seconds kStoppedInterval{2};
 
 // One Status that names every layer that failed; the lowest one's tells the rest.
 Status JoinFailures(std::map<uint32_t, Status> failures) {
@@ -131,6 +135,7 @@ void BuildQueue::Fire() {
     fired_.push_back(layer);
   }
   pending_.clear();
+  NoteProgress();
   while (threads_.size() < options_.worker_count) {
     threads_.emplace_back([this, index = threads_.size()] {
       NameTraceThread("builder", index);
@@ -188,6 +193,17 @@ bool BuildQueue::CanOpen() const {
   return !busy_.empty() && std::chrono::steady_clock::now() >= next_busy_try_;
 }
 
+// The time counts only while there is nothing to do here.
+bool BuildQueue::HolderStalls(uint32_t layer, const LayerBuilds::Holder& holder) {
+  const auto now = std::chrono::steady_clock::now();
+  const auto [entry, first] = holder_marks_.try_emplace(layer, holder.mark);
+  const bool stopped = now - std::exchange(last_busy_try_, now) > kStoppedInterval;
+  const bool moved = first || std::exchange(entry->second, holder.mark) != holder.mark;
+  if (moved || stopped || active_count_ > 0) last_progress_ = now;
+  const double idle = std::chrono::duration<double>(now - last_progress_).count();
+  return options_.stall_seconds > 0 && idle > options_.stall_seconds;
+}
+
 void BuildQueue::OpenNext(Lock& lock) {
   std::deque<uint32_t>& from = fired_.empty() ? busy_ : fired_;
   const bool tried_before = fired_.empty();
@@ -201,17 +217,23 @@ void BuildQueue::OpenNext(Lock& lock) {
     if (options_.cancel != nullptr) HP_TRY(options_.cancel->Check());
     return builds_.Open(layer, &build);
   }();
-  if (opened && *opened == LayerBuilds::Opened::kBusy && !tried_before)
+  const bool busy = opened && *opened == LayerBuilds::Opened::kBusy;
+  if (busy && !tried_before)
     Log(LogLevel::kInfo, "another process is building layer {}: it comes later, or is reused",
         layer);
+  const LayerBuilds::Holder holder = busy ? builds_.HolderOf(layer) : LayerBuilds::Holder();
   lock.lock();
   opening_ = false;
   --active_count_;
+  if (!busy) NoteProgress();
   if (!opened) {
     FailLayer(layer, opened.error());
   } else if (*opened == LayerBuilds::Opened::kDone) {
     SetBuilt(layer);
-  } else if (*opened == LayerBuilds::Opened::kBusy) {
+  } else if (busy && HolderStalls(layer, holder)) {
+    FailLayer(layer,
+              LockStalled(holder.lock_path, Text("layer {}", layer), options_.stall_seconds));
+  } else if (busy) {
     busy_.push_back(layer);
     next_busy_try_ = std::chrono::steady_clock::now() + kBusyPollInterval;
   } else {

@@ -21,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -54,6 +55,13 @@ class LayerBuilds {
     kBusy,   // another process is building it: ask again later
   };
   virtual Result<Opened> Open(uint32_t layer, std::unique_ptr<LayerBuild>* build) = 0;
+  // Of a layer that was kBusy: the lock in the way, and a number that changes while its holder
+  // works.
+  struct Holder {
+    std::string lock_path;
+    uint64_t mark = 0;
+  };
+  virtual Holder HolderOf(uint32_t layer) = 0;
 };
 
 struct BuildQueueOptions {
@@ -62,6 +70,9 @@ struct BuildQueueOptions {
   uint64_t staging_limit_bytes = UINT64_MAX;
   const CancelToken* cancel = nullptr;
   Progress* progress = nullptr;  // `waiting` is up while it waits for another process
+  // So long may there be nothing to do but wait for another process in which nothing changes; then
+  // the layer fails with LockStalled. 0: for ever.
+  double stall_seconds = 0;
 };
 
 // Thread-safe. Must not be used from inside a LayerBuild.
@@ -107,6 +118,8 @@ class BuildQueue {
   // All of them with mutex_ held; those that take the Lock release it while they work.
   void Fire();
   void Work();
+  void NoteProgress() { last_progress_ = std::chrono::steady_clock::now(); }
+  bool HolderStalls(uint32_t layer, const LayerBuilds::Holder& holder);
   bool FindStep(Claim* claim) const;
   bool CanOpen() const;
   void OpenNext(Lock& lock);
@@ -129,8 +142,11 @@ class BuildQueue {
   std::deque<uint32_t> fired_;    // not opened
   std::deque<uint32_t> busy_;     // another process was building them when we tried
   std::chrono::steady_clock::time_point next_busy_try_;
-  std::vector<std::shared_ptr<Job>> jobs_;  // opened, in order
-  size_t active_count_ = 0;                 // opens, steps and publishes that run now
+  std::chrono::steady_clock::time_point last_progress_;  // here, or by the holder of a busy layer
+  std::chrono::steady_clock::time_point last_busy_try_;
+  std::map<uint32_t, uint64_t> holder_marks_;  // by busy layer
+  std::vector<std::shared_ptr<Job>> jobs_;     // opened, in order
+  size_t active_count_ = 0;                    // opens, steps and publishes that run now
   bool opening_ = false;
   uint64_t staging_bytes_ = 0;
   uint64_t peak_staging_bytes_ = 0;

@@ -46,6 +46,18 @@ class FakeBuilds final : public LayerBuilds {
     return Opened::kBuild;
   }
 
+  // The holder of a busy layer: its number stays until `still_after` calls were made.
+  Holder HolderOf(uint32_t layer) override {
+    std::lock_guard lock(mutex_);
+    const size_t calls = ++holder_calls_;
+    return {Text("/store/locks/layer-{:04}", layer), std::min(calls, still_after_)};
+  }
+  void HoldStillAfter(size_t calls) { still_after_ = calls; }
+  size_t holder_calls() const {
+    std::lock_guard lock(mutex_);
+    return holder_calls_;
+  }
+
   void Heal() {
     std::lock_guard lock(mutex_);
     for (auto& [layer, fake] : layers_) fake.failing_step.reset();
@@ -113,6 +125,8 @@ class FakeBuilds final : public LayerBuilds {
   std::vector<uint32_t> opened_;
   std::map<uint32_t, int> published_;
   std::string wrong_;
+  size_t holder_calls_ = 0;
+  size_t still_after_ = 0;
   std::atomic<uint64_t> bytes_{0};
   std::atomic<uint64_t> peak_bytes_{0};
 };
@@ -135,6 +149,36 @@ TEST(BuildQueue, FiresAtTheBatchSizeAndNotBefore) {
   EXPECT_TRUE(queue.IsBuilt(3));
   EXPECT_EQ(builds.published(), (std::map<uint32_t, int>{{0, 1}, {1, 1}, {2, 1}, {3, 1}}));
   EXPECT_EQ(builds.opened(), (std::vector<uint32_t>{0, 1, 2, 3}));
+}
+
+// A holder that does nothing any more ends the wait with the lock's name; one that works is waited
+// for as long as it takes.
+TEST(BuildQueue, AHolderThatStallsEndsTheWait) {
+  constexpr size_t kForever = 1u << 30;
+  Progress progress;
+  FakeBuilds builds({{1, {.busy_count = kForever}}});
+  {
+    BuildQueue queue(builds, {.worker_count = 2, .progress = &progress, .stall_seconds = 0.1});
+    for (const uint32_t layer : {0, 1, 2}) queue.Enqueue(layer);
+    const Result<void> finished = queue.Finish();
+    ASSERT_FALSE(finished.has_value());
+    EXPECT_EQ(finished.error().code(), StatusCode::kSystem);
+    EXPECT_EQ(finished.error().file(), "/store/locks/layer-0001");
+    EXPECT_NE(finished.error().what().find("no progress for 0.1 s"), std::string::npos);
+    EXPECT_TRUE(queue.IsBuilt(0) && queue.IsBuilt(2));
+  }
+  EXPECT_EQ(progress.waiting.load(), 0);
+}
+
+TEST(BuildQueue, AHolderThatWorksIsWaitedFor) {
+  // 20 ms between two looks: ten times as long as the time after which it would be given up.
+  FakeBuilds builds({{1, {.busy_count = 50}}});
+  builds.HoldStillAfter(1000);
+  BuildQueue queue(builds, {.worker_count = 2, .stall_seconds = 0.1});
+  for (const uint32_t layer : {0, 1, 2}) queue.Enqueue(layer);
+  const Result<void> finished = queue.Finish();
+  EXPECT_TRUE(finished.has_value()) << finished.error().ToString();
+  EXPECT_EQ(builds.holder_calls(), 50u);
 }
 
 TEST(BuildQueue, TakesALayerOnceWhateverItsState) {

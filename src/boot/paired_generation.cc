@@ -26,7 +26,7 @@ Result<Generation> OpenPairedGeneration(const Store& store, std::string_view pre
                     .Found(Store::ListText(mine))
                     .Advice("choose one with --generation"));
   const std::string name = mine.empty() ? std::string(prefix) : ToHex(mine.front().id);
-  HP_ASSIGN(Generation generation, store.OpenGeneration(name, {.cancel = cancel}));
+  HP_ASSIGN(Generation generation, store.OpenGeneration(name, options));
   HP_TRY(CheckSamePair(generation, checkpoint, model, fingerprint));
   return generation;
 }

@@ -14,6 +14,6 @@ namespace hotplane {
 // with the list when there are several, kData when none was built from it.
 Result<Generation> OpenPairedGeneration(const Store& store, std::string_view prefix,
                                         const Checkpoint& checkpoint, const MoeModel& model,
-                                        const CancelToken* cancel);
+                                        const Store::OpenOptions& options);
 
 }  // namespace hotplane

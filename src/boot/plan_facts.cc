@@ -61,7 +61,7 @@ StoreProbe ProbeStore(const Generation& generation, const PlanConfig& config) {
 
 bool StoreWritable(const Generation& generation, uint32_t layer) {
   if (!generation.env().MayCreateIn(generation.directory())) return false;
-  const auto lock = generation.LockLayer(layer, LockWait::kTry, nullptr);
+  const auto lock = generation.LockLayer(layer, LockWait::kTry);
   if (lock) return true;
   switch (lock.error().error_number()) {
     case EROFS:

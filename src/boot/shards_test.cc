@@ -254,13 +254,13 @@ TEST(Shards, TemporariesAreGuardedByTheLockOfTheirRank) {
   for (const std::string& path : {of_zero, of_one, of_record}) env.SetFile(path, Bytes(10));
   {
     // Whoever builds rank 1 removes what a dead builder of rank 1 left, and nothing else.
-    const auto lock = ranks.ForRank(1).LockLayer(0, LockWait::kTry, nullptr).value();
+    const auto lock = ranks.ForRank(1).LockLayer(0, LockWait::kTry).value();
     ASSERT_NE(lock, nullptr);
     EXPECT_FALSE(exists(of_one));
     EXPECT_TRUE(exists(of_zero));
     // Ranks do not wait for each other.
-    EXPECT_NE(ranks.LockLayer(0, LockWait::kTry, nullptr).value(), nullptr);
-    EXPECT_EQ(ranks.ForRank(1).LockLayer(0, LockWait::kTry, nullptr).value(), nullptr);
+    EXPECT_NE(ranks.LockLayer(0, LockWait::kTry).value(), nullptr);
+    EXPECT_EQ(ranks.ForRank(1).LockLayer(0, LockWait::kTry).value(), nullptr);
     env.SetFile(of_one, Bytes(10));
     env.SetFile(of_zero, Bytes(10));
     const GcReport report = Store::CollectGarbage(env, kTestStore, {}, false).value();

@@ -15,6 +15,10 @@ namespace {
 // A hundred bytes per shard, and no checkpoint has ten thousand shards.
 constexpr uint64_t kStampBytesMax = 1u << 20;
 
+// Writing one takes milliseconds. Without it the next boot reads headers of the checkpoint: that is
+// not worth a longer wait.
+constexpr double kStampPatienceSeconds = 2;
+
 std::string StampPath(const Generation& generation) {
   return JoinPath(generation.directory(), kSourceStampName);
 }
@@ -38,9 +42,9 @@ Result<std::string> MakeSourceStamp(Env& env, const std::string& checkpoint_path
 
 void KeepSourceStamp(const Generation& generation, const std::string& stamp) {
   if (MatchesSourceStamp(generation, stamp)) return;
-  const Result<void> published =
-      PublishGenerationFile(generation.env(), generation.directory(), kSourceStampName,
-                            std::as_bytes(std::span(stamp)), ExistingFile::kReplace);
+  const Result<void> published = PublishGenerationFile(
+      generation.env(), generation.directory(), kSourceStampName, std::as_bytes(std::span(stamp)),
+      ExistingFile::kReplace, {.stall_seconds = kStampPatienceSeconds});
   if (!published) Log(LogLevel::kInfo, "no source stamp was kept: {}", published.error().what());
 }
 

@@ -46,6 +46,7 @@ EngineOptions ToEngineOptions(const Context& context, Progress* progress) {
   engine.build.worker_count = options.workers;
   engine.build.batch_size = options.batch;
   engine.build.staging_limit_bytes = options.staging_limit_bytes;
+  engine.build.stall_seconds = options.stall_seconds;
   engine.build.no_lock = options.no_lock;
   engine.build.kernels = &context.kernels;
   return engine;

@@ -21,6 +21,7 @@ Result<void> RunBuild(const Context& context) {
   build.worker_count = options.workers;
   build.batch_size = options.batch;
   build.staging_limit_bytes = options.staging_limit_bytes;
+  build.stall_seconds = options.stall_seconds;
   build.no_lock = options.no_lock;
   build.kernels = &context.kernels;
   build.cancel = &context.cancel;

@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "cli/options.h"
 #include "quant/quantize.h"
+#include "store/store.h"
 
 namespace hotplane::cli {
 
@@ -14,6 +15,13 @@ struct Context {
   const Kernels& kernels;  // --isa, HOTPLANE_ISA, or the best
   CancelToken& cancel;
 };
+
+// How a command opens a generation: the wait for a running gc ends by a signal or as a stall.
+inline Store::OpenOptions OpenOptionsOf(const Context& context, bool read_only = false) {
+  return {.cancel = &context.cancel,
+          .read_only = read_only,
+          .stall_seconds = context.options.stall_seconds};
+}
 
 Result<void> RunBuild(const Context& context);
 Result<void> RunBoot(const Context& context);

@@ -172,7 +172,9 @@ Result<void> Doctor::CountFiles(const Generation& of_rank, Encoding encoding, si
 Result<void> Doctor::CheckStore() {
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options_.path));
   HP_ASSIGN(const Generation generation,
-            store.OpenGeneration(options_.generation, {.cancel = &cancel_, .read_only = true}));
+            store.OpenGeneration(
+                options_.generation,
+                {.cancel = &cancel_, .read_only = true, .stall_seconds = options_.stall_seconds}));
   const uint32_t world = generation.world();
   const size_t files = generation.manifest().layers.size() * world;
   const std::string of_ranks = world > 1 ? Text(" (of {} ranks)", world) : "";

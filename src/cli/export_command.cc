@@ -79,8 +79,8 @@ Result<void> RunExportHf(const Context& context) {
   HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(PosixEnv(), options.checkpoint));
   HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
-  HP_ASSIGN(const Generation generation,
-            OpenPairedGeneration(store, options.generation, checkpoint, model, &context.cancel));
+  HP_ASSIGN(const Generation generation, OpenPairedGeneration(store, options.generation, checkpoint,
+                                                              model, OpenOptionsOf(context)));
   HP_ASSIGN(const PrecisionMap precision, ReadPrecision(options.precision, generation.manifest()));
   WorkerPool pool(options.workers);
   Progress progress;
@@ -107,7 +107,7 @@ Result<void> RunExport(const Context& context) {
   HP_TRY(CheckOutput(options.out, options.path));
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
   HP_ASSIGN(const Generation generation,
-            OpenShard(store, options.generation, {.cancel = &context.cancel},
+            OpenShard(store, options.generation, OpenOptionsOf(context),
                       {.rank = options.rank, .world = {}, .launched = LaunchedRanks()}));
   ExportOptions export_options;
   export_options.layer = *options.layer;

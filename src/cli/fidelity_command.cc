@@ -85,8 +85,8 @@ Result<void> RunFidelity(const Context& context) {
   HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(PosixEnv(), options.path));
   HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.store));
-  HP_ASSIGN(const Generation generation,
-            OpenPairedGeneration(store, options.generation, checkpoint, model, &context.cancel));
+  HP_ASSIGN(const Generation generation, OpenPairedGeneration(store, options.generation, checkpoint,
+                                                              model, OpenOptionsOf(context)));
   WorkerPool pool(options.workers);
   Progress progress;
   FidelityOptions fidelity;

@@ -163,10 +163,11 @@ Result<void> InspectStore(const Context& context, const Store& store) {
   HP_ASSIGN(const std::vector<Digest128> ids, store.ListGenerations());
   Json json{{"kind", "store"}, {"generations", Json::array()}};
   const std::string& prefix = context.options.generation;
-  if (!prefix.empty()) HP_TRY(store.OpenGeneration(prefix, {.read_only = true}));
+  const Store::OpenOptions open = OpenOptionsOf(context, /*read_only=*/true);
+  if (!prefix.empty()) HP_TRY(store.OpenGeneration(prefix, open));
   for (const Digest128& id : ids) {
     if (ToHex(id).rfind(prefix, 0) != 0) continue;
-    HP_ASSIGN(const Generation generation, store.OpenGeneration(ToHex(id), {.read_only = true}));
+    HP_ASSIGN(const Generation generation, store.OpenGeneration(ToHex(id), open));
     if (context.options.common.json) {
       json["generations"].push_back(GenerationJson(generation));
     } else {

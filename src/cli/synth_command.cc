@@ -44,6 +44,7 @@ Result<SynthReport> MakeStore(const Context& context, const LayerGeometry& geome
   synth.seed = context.options.seed;
   synth.worker_count = context.options.workers;
   synth.cancel = &context.cancel;
+  synth.stall_seconds = context.options.stall_seconds;
   synth.progress = progress;
   return SynthStore(PosixEnv(), context.options.path, synth);
 }

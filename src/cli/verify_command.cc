@@ -51,7 +51,7 @@ Result<void> RunVerify(const Context& context) {
   const Options& options = context.options;
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
   HP_ASSIGN(const Generation generation,
-            store.OpenGeneration(options.generation, {.cancel = &context.cancel}));
+            store.OpenGeneration(options.generation, OpenOptionsOf(context)));
   WorkerPool pool(options.workers);
   Progress progress;
   VerifyReport report;

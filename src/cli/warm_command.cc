@@ -12,7 +12,7 @@ namespace hotplane::cli {
 Result<void> RunWarm(const Context& context) {
   const Options& options = context.options;
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
-  const Store::OpenOptions open = {.cancel = &context.cancel};
+  const Store::OpenOptions open = OpenOptionsOf(context);
   HP_ASSIGN(const Generation generation,
             options.rank ? OpenShard(store, options.generation, open, {options.rank, {}})
                          : store.OpenGeneration(options.generation, open));

@@ -105,7 +105,9 @@ Result<void> Engine::OpenGeneration() {
               ChooseGeneration(candidates, options_.shard, options_.store_directory));
     name = ToHex(id);
   }
-  HP_ASSIGN(const Generation generation, store->OpenGeneration(name));
+  HP_ASSIGN(const Generation generation,
+            store->OpenGeneration(name, {.cancel = options_.boot.cancel,
+                                         .stall_seconds = options_.build.stall_seconds}));
   HP_ASSIGN(rank_, ChooseRank(options_.shard, generation.world(), generation.directory()));
   generation_ = std::make_unique<Generation>(generation.ForRank(rank_));
   return {};
@@ -135,9 +137,13 @@ Result<void> Engine::CreateGeneration() {
   HP_ASSIGN(rank_, ChooseRank(options_.shard, wanted.shard_world, options_.store_directory));
   if (options_.dry_run) return {};
   HP_ASSIGN(const Generation generation,
-            Store::OpenOrCreateGeneration(env_, options_.store_directory, manifest_));
+            Store::OpenOrCreateGeneration(env_, options_.store_directory, manifest_, Waiting()));
   generation_ = std::make_unique<Generation>(generation.ForRank(rank_));
   return {};
+}
+
+LockWaiting Engine::Waiting() const {
+  return {options_.boot.cancel, options_.build.stall_seconds, options_.boot.progress};
 }
 
 Result<void> Engine::EnsureCold(bool may_write) {
@@ -151,7 +157,7 @@ Result<void> Engine::EnsureCold(bool may_write) {
   // The manifest holds what the config tells beside the weights: the store checks that too.
   const Manifest manifest = cold_->MakeManifestLike(generation_->manifest().identity);
   if (manifest != generation_->manifest())
-    HP_TRY(Store::OpenOrCreateGeneration(env_, options_.store_directory, manifest));
+    HP_TRY(Store::OpenOrCreateGeneration(env_, options_.store_directory, manifest, Waiting()));
   paired_ = true;
   return {};
 }

@@ -119,6 +119,7 @@ class Engine {
   Result<void> OpenDevice();
   Result<uint64_t> DeviceBytes() const;
   Result<void> OpenGeneration();
+  LockWaiting Waiting() const;
   Result<void> KeepOfCheckpoint(std::vector<Store::Entry>& candidates);
   Result<void> CreateGeneration();
   // Opens the checkpoint and proves that it is the generation's; `may_write`: keeps its stamp.

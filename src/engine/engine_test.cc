@@ -481,7 +481,7 @@ TEST_F(EngineTest, PresentLayersAreHandedOutWhileLaterOnesAreBuilt) {
   Remove(2, ".base");
   const Generation other = Store::Open(env_, kTestStore)->OpenGeneration().value();
   // Another process holds layer 2: it cannot be built before layer 0 was handed out.
-  std::unique_ptr<FileLock> held = other.LockLayer(2, LockWait::kTry, nullptr).value();
+  std::unique_ptr<FileLock> held = other.LockLayer(2, LockWait::kTry).value();
   ASSERT_NE(held, nullptr);
   const auto engine = Engine::Open(env_, WithCheckpoint()).value();
   std::vector<uint32_t> order;

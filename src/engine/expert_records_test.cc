@@ -218,7 +218,7 @@ TEST_F(ExpertRecordsTest, QuintalsOfOtherWeightsAreRefused) {
   const std::string path = PathOf(0, Encoding::kDeltaQuintal);
   // A store whose checksums are right and whose tiers do not belong together.
   ASSERT_TRUE(env_.Remove(path).has_value());
-  const auto lock = generation_->LockLayer(0, LockWait::kBlock, nullptr).value();
+  const auto lock = generation_->LockLayer(0, LockWait::kBlock).value();
   const auto writer = generation_->CreateLayer(0, Encoding::kDeltaQuintal).value();
   for (const Section& section : writer->layout().sections)
     for (uint32_t expert = 0; expert < 3; ++expert)

@@ -218,7 +218,7 @@ TEST_F(Refusals, AnotherCheckpoint) {
   EXPECT_EQ(Error().exit_code(), 3);
   const Checkpoint checkpoint = Checkpoint::Open(env_, kTestCheckpoint).value();
   const auto paired = OpenPairedGeneration(Store::Open(env_, kTestStore).value(), "", checkpoint,
-                                           DiscoverMoe(checkpoint).value(), nullptr);
+                                           DiscoverMoe(checkpoint).value(), {});
   ASSERT_FALSE(paired);
   EXPECT_EQ(paired.error().exit_code(), 3);
 }

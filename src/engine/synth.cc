@@ -180,8 +180,9 @@ Result<LayerGeometry> ParseGeometry(std::string_view text) {
 Result<SynthReport> SynthStore(Env& env, const std::string& directory,
                                const SynthStoreOptions& options) {
   const auto start = std::chrono::steady_clock::now();
+  const LockWaiting waiting{options.cancel, options.stall_seconds, options.progress};
   HP_ASSIGN(const Generation generation,
-            Store::OpenOrCreateGeneration(env, directory, SynthManifest(options)));
+            Store::OpenOrCreateGeneration(env, directory, SynthManifest(options), waiting));
   HP_TRY(CheckSpace(env, generation, options));
   HP_ASSIGN(const Kernels* const kernels, SelectKernels(std::nullopt));
   WorkerPool pool(options.worker_count);
@@ -194,7 +195,7 @@ Result<SynthReport> SynthStore(Env& env, const std::string& directory,
   if (options.progress != nullptr)
     options.progress->Begin("synthesizing", bytes_layer * options.layers);
   for (uint32_t l = 0; l < options.layers; ++l) {
-    HP_ASSIGN(const auto lock, generation.LockLayer(l, LockWait::kBlock, options.cancel));
+    HP_ASSIGN(const auto lock, generation.LockLayer(l, LockWait::kBlock, waiting));
     std::vector<std::unique_ptr<LayerFileWriter>> writers;
     for (const Encoding encoding : options.encodings) {
       if (generation.Probe(l, encoding).presence == Presence::kPresent) continue;

@@ -24,6 +24,7 @@ struct SynthStoreOptions {
   uint64_t seed = 1;
   size_t worker_count = 0;
   const CancelToken* cancel = nullptr;
+  double stall_seconds = 0;  // for a lock that nobody lets go of: LockWaiting
   Progress* progress = nullptr;
 };
 

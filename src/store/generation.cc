@@ -151,7 +151,7 @@ Result<LayerFile> Generation::OpenLayer(uint32_t layer, Encoding encoding) const
 
 Result<std::unique_ptr<FileLock>> Generation::State::Lock(const std::string& name, LockWait wait,
                                                           const std::string& what,
-                                                          const CancelToken* cancel) const {
+                                                          const LockWaiting& waiting) const {
   const std::string locks = JoinPath(directory, kLocksName);
   HP_TRY(CreateDirectories(*env, locks));
   // Lock files are never deleted but with the whole generation, so two builders cannot hold locks
@@ -159,7 +159,7 @@ Result<std::unique_ptr<FileLock>> Generation::State::Lock(const std::string& nam
   const std::string path = JoinPath(locks, name);
   Result<std::unique_ptr<FileLock>> lock =
       wait == LockWait::kTry ? env->Lock(path, LockKind::kExclusive, LockWait::kTry)
-                             : WaitForLock(*env, path, LockKind::kExclusive, what, cancel);
+                             : WaitForLock(*env, path, LockKind::kExclusive, what, waiting);
   if (!lock) {
     Status status = std::move(lock.error());
     if (!LockingRefused(status)) return Fail(std::move(status));
@@ -173,16 +173,36 @@ Result<std::unique_ptr<FileLock>> Generation::State::Lock(const std::string& nam
 }
 
 Result<std::unique_ptr<FileLock>> Generation::LockLayer(uint32_t layer, LockWait wait,
-                                                        const CancelToken* cancel) const {
-  const std::optional<uint32_t> rank = world() > 1 ? std::optional(rank_) : std::nullopt;
-  return state_->Lock(ShardStem(layer, rank), wait, Text("the build of layer {}", layer), cancel);
+                                                        const LockWaiting& waiting) const {
+  return state_->Lock(LayerLockName(layer), wait, Text("the build of layer {}", layer), waiting);
+}
+
+std::string Generation::LayerLockName(uint32_t layer) const {
+  return ShardStem(layer, world() > 1 ? std::optional(rank_) : std::nullopt);
+}
+
+std::string Generation::LayerLockPath(uint32_t layer) const {
+  return JoinPath(JoinPath(directory(), kLocksName), LayerLockName(layer));
+}
+
+uint64_t Generation::BuilderMark(uint32_t layer) const {
+  const Result<std::vector<std::string>> names = env().List(directory());
+  if (!names) return 0;
+  const std::string lock = LayerLockName(layer);
+  std::string seen;
+  for (const std::string& name : *names) {
+    if (LockOfTemporary(name) != lock) continue;
+    const Result<FileStat> stat = env().Stat(JoinPath(directory(), name));
+    if (stat) seen += Text("{} {} ", name, stat->modified_ns);
+  }
+  return Checksum64(std::as_bytes(std::span(seen)));
 }
 
 Result<std::unique_ptr<FileLock>> Generation::LockPublishing(uint32_t layer,
-                                                             const CancelToken* cancel) const {
+                                                             const LockWaiting& waiting) const {
   if (world() == 1) return std::unique_ptr<FileLock>();  // LockLayer is this lock
   return state_->Lock(LayerStem(layer), LockWait::kBlock,
-                      Text("another rank to publish layer {}", layer), cancel);
+                      Text("another rank to publish layer {}", layer), waiting);
 }
 
 Result<std::unique_ptr<LayerFileWriter>> Generation::CreateLayer(uint32_t layer,

@@ -34,10 +34,11 @@ Result<void> RemoveUnderLock(Env& env, const std::string& directory) {
 }  // namespace
 
 Result<void> PublishGenerationFile(Env& env, const std::string& directory, const std::string& name,
-                                   std::span<const std::byte> content, ExistingFile existing) {
+                                   std::span<const std::byte> content, ExistingFile existing,
+                                   const LockWaiting& waiting) {
   Result<std::unique_ptr<FileLock>> lock =
       WaitForLock(env, LockPath(directory), LockKind::kExclusive,
-                  "another process that is writing " + name, nullptr);
+                  "another process that is writing " + name, waiting);
   if (lock) {
     HP_TRY(RemoveUnderLock(env, directory));
   } else if (!LockingRefused(lock.error())) {

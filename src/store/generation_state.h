@@ -27,7 +27,7 @@ struct Generation::State {
   Result<LayerExpectation> Expect(uint32_t layer, uint32_t rank, Encoding encoding) const;
   // Takes the lock of this name under locks/ and removes the temporaries that are its holder's.
   Result<std::unique_ptr<FileLock>> Lock(const std::string& name, LockWait wait,
-                                         const std::string& what, const CancelToken* cancel) const;
+                                         const std::string& what, const LockWaiting& waiting) const;
 };
 
 inline std::string_view AsText(std::span<const std::byte> bytes) {

@@ -20,17 +20,17 @@ constexpr int kCreateAttemptsMax = 3;
 // The shared lock that tells gc that the generation is in use. Null, with a line in the log, where
 // the file system has no locks or the lock file cannot be made.
 Result<std::unique_ptr<FileLock>> TakeUsersLock(Env& env, const std::string& directory,
-                                                const Store::OpenOptions& options) {
+                                                bool read_only, const LockWaiting& waiting) {
   const std::string locks = JoinPath(directory, kLocksName);
   const std::string path = JoinPath(locks, kUsersLockName);
-  if (options.read_only) {
+  if (read_only) {
     HP_ASSIGN(const FileStat stat, env.Stat(path));
     if (stat.type == FileType::kInvalid) return std::unique_ptr<FileLock>();
   } else {
     (void)env.CreateDirectory(locks);  // there already, or nothing can be created: Lock will tell
   }
   Result<std::unique_ptr<FileLock>> lock = WaitForLock(
-      env, path, LockKind::kShared, "the garbage collection of this generation", options.cancel);
+      env, path, LockKind::kShared, "the garbage collection of this generation", waiting);
   if (lock || !LockingRefused(lock.error())) return lock;
   Log(LogLevel::kWarning, "cannot lock {} ({}): do not run gc while this process uses the store",
       path, lock.error().found());
@@ -163,7 +163,9 @@ Result<Generation> Store::OpenGeneration(std::string_view prefix,
                        [&](const Digest128& id) { return ToHex(id).starts_with(prefix); });
   if (matches.size() == 1) {
     const std::string path = JoinPath(directory_, ToHex(matches.front()));
-    HP_ASSIGN(std::unique_ptr<FileLock> lock, TakeUsersLock(*env_, path, options));
+    HP_ASSIGN(std::unique_ptr<FileLock> lock,
+              TakeUsersLock(*env_, path, options.read_only,
+                            {.cancel = options.cancel, .stall_seconds = options.stall_seconds}));
     return LoadGeneration(*env_, path, matches.front(), std::move(lock));
   }
   if (all.empty()) {
@@ -186,11 +188,12 @@ Result<Generation> Store::OpenGeneration(std::string_view prefix,
 
 // One attempt; ENOENT when gc removed the directory between two steps.
 Result<Generation> Store::TryCreateGeneration(Env& env, const std::string& directory,
-                                              const Manifest& manifest) {
+                                              const Manifest& manifest,
+                                              const LockWaiting& waiting) {
   const Digest128 id = GenerationOf(manifest.identity);
   const std::string path = JoinPath(directory, ToHex(id));
   HP_TRY(CreateDirectories(env, path));
-  HP_ASSIGN(std::unique_ptr<FileLock> lock, TakeUsersLock(env, path, Store::OpenOptions()));
+  HP_ASSIGN(std::unique_ptr<FileLock> lock, TakeUsersLock(env, path, /*read_only=*/false, waiting));
   const std::string file = JoinPath(path, kManifestName);
   const std::string text = EncodeManifest(manifest);
   HP_TRY(DecodeManifest(text, file));  // shapes that no layer file can hold are refused before
@@ -198,7 +201,7 @@ Result<Generation> Store::TryCreateGeneration(Env& env, const std::string& direc
   HP_ASSIGN(const FileStat stat, env.Stat(file));
   if (stat.type == FileType::kInvalid)
     HP_TRY(PublishGenerationFile(env, path, kManifestName, std::as_bytes(std::span(text)),
-                                 ExistingFile::kKeep));
+                                 ExistingFile::kKeep, waiting));
   HP_ASSIGN(Generation generation, LoadGeneration(env, path, id, std::move(lock)));
   if (generation.manifest_digest() == Digest(text)) return generation;
   HP_TRY(CheckSameLayers(generation.manifest(), manifest, file));
@@ -209,7 +212,8 @@ Result<Generation> Store::TryCreateGeneration(Env& env, const std::string& direc
 }
 
 Result<Generation> Store::OpenOrCreateGeneration(Env& env, const std::string& directory,
-                                                 const Manifest& manifest) {
+                                                 const Manifest& manifest,
+                                                 const LockWaiting& waiting) {
   HP_ASSIGN(const FileStat stat, env.Stat(directory));
   if (stat.type != FileType::kInvalid && stat.type != FileType::kDirectory) {
     return Fail(Status::Usage("a store is a directory, this is not one")
@@ -218,7 +222,7 @@ Result<Generation> Store::OpenOrCreateGeneration(Env& env, const std::string& di
                     .Found(stat.type == FileType::kRegular ? "a file" : "a special file"));
   }
   for (int attempt = 1;; ++attempt) {
-    Result<Generation> generation = TryCreateGeneration(env, directory, manifest);
+    Result<Generation> generation = TryCreateGeneration(env, directory, manifest, waiting);
     const bool removed = !generation && generation.error().error_number() == ENOENT;
     if (!removed || attempt == kCreateAttemptsMax) return generation;
   }

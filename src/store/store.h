@@ -30,6 +30,7 @@
 #include "format/layer_file.h"
 #include "format/manifest.h"
 #include "io/env.h"
+#include "store/locks.h"
 
 namespace hotplane {
 
@@ -131,14 +132,19 @@ class Generation {
   Result<LayerFile> OpenLayer(uint32_t layer, Encoding encoding) const;
 
   // The build lock of this rank's files of the layer. kTry: null when another builder holds it;
-  // kBlock: waits, polling `cancel` (which may be null). kSystem with advice (--no-lock) where the
+  // kBlock: waits, as long as `waiting` says. kSystem with advice (--no-lock) where the
   // file system refuses locks. Holding it, removes temporaries that a dead builder of them left.
   Result<std::unique_ptr<FileLock>> LockLayer(uint32_t layer, LockWait wait,
-                                              const CancelToken* cancel) const;
+                                              const LockWaiting& waiting = {}) const;
+  // The file of this lock.
+  std::string LayerLockPath(uint32_t layer) const;
+  // A number that changes while whoever holds this lock writes what it builds.
+  uint64_t BuilderMark(uint32_t layer) const;
   // Held from a layer's source record to the last of the files that it proves, so that ranks built
   // by several processes come from the same source bytes. Waits. Null for an unsharded generation,
   // where the build lock does that.
-  Result<std::unique_ptr<FileLock>> LockPublishing(uint32_t layer, const CancelToken* cancel) const;
+  Result<std::unique_ptr<FileLock>> LockPublishing(uint32_t layer,
+                                                   const LockWaiting& waiting = {}) const;
   // REQUIRES the layer's lock (or a builder that was told to do without locks).
   Result<std::unique_ptr<LayerFileWriter>> CreateLayer(uint32_t layer, Encoding encoding) const;
 
@@ -157,6 +163,7 @@ class Generation {
  private:
   friend class Store;
   struct State;
+  std::string LayerLockName(uint32_t layer) const;
   explicit Generation(std::shared_ptr<const State> state, uint32_t rank = 0);
   std::shared_ptr<const State> state_;
   uint32_t rank_ = 0;
@@ -179,7 +186,8 @@ class Store {
   Result<std::vector<Digest128>> ListGenerations() const;
   struct OpenOptions {
     const CancelToken* cancel = nullptr;  // ends the wait for a running gc
-    bool read_only = false;  // creates nothing, not even the users lock; gc may then not see us
+    bool read_only = false;    // creates nothing, not even the users lock; gc may then not see us
+    double stall_seconds = 0;  // ends that wait too, with kSystem; 0: waits for ever
   };
   struct Entry {
     Digest128 id{};
@@ -197,7 +205,8 @@ class Store {
   // An existing manifest stands, its layers must be the same. kUsage when `directory` is a file,
   // kSystem when it cannot be written.
   static Result<Generation> OpenOrCreateGeneration(Env& env, const std::string& directory,
-                                                   const Manifest& manifest);
+                                                   const Manifest& manifest,
+                                                   const LockWaiting& waiting = {});
 
   // Removes temporaries and generation directories without a manifest; with `generation_prefix`
   // that generation, whole. Nothing whose users or layer lock is held by anyone is touched.
@@ -210,7 +219,8 @@ class Store {
                                            const Digest128& id,
                                            std::unique_ptr<FileLock> users_lock);
   static Result<Generation> TryCreateGeneration(Env& env, const std::string& directory,
-                                                const Manifest& manifest);
+                                                const Manifest& manifest,
+                                                const LockWaiting& waiting);
   Env* env_;
   std::string directory_;
 };

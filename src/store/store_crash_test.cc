@@ -15,7 +15,7 @@ Result<void> Work(Env& env) {
   HP_ASSIGN(const Generation generation,
             Store::OpenOrCreateGeneration(env, "/store", SampleManifest()));
   for (const Encoding encoding : {Encoding::kBase, Encoding::kDeltaQuintal}) {
-    HP_ASSIGN(const auto lock, generation.LockLayer(0, LockWait::kBlock, nullptr));
+    HP_ASSIGN(const auto lock, generation.LockLayer(0, LockWait::kBlock));
     const TierProbe probe = generation.Probe(0, encoding);
     if (probe.presence == Presence::kPresent) continue;
     HP_ASSIGN(const auto writer, generation.CreateLayer(0, encoding));
@@ -168,7 +168,7 @@ TEST(StoreFaults, WhereLocksAreRefusedBuildersAreToldWhatToDo) {
   const Generation generation =
       Store::OpenOrCreateGeneration(env, "/store", SampleManifest()).value();
   EXPECT_FALSE(generation.locked());
-  const auto lock = generation.LockLayer(0, LockWait::kBlock, nullptr);
+  const auto lock = generation.LockLayer(0, LockWait::kBlock);
   ASSERT_FALSE(lock.has_value());
   EXPECT_EQ(lock.error().exit_code(), 1);
   EXPECT_NE(lock.error().advice().find("--no-lock"), std::string::npos);

@@ -54,7 +54,7 @@ inline Result<void> WriteSamplePieces(LayerFileWriter& writer) {
 
 inline Result<void> BuildSampleLayer(const Generation& generation, uint32_t layer,
                                      Encoding encoding) {
-  HP_ASSIGN(const auto lock, generation.LockLayer(layer, LockWait::kBlock, nullptr));
+  HP_ASSIGN(const auto lock, generation.LockLayer(layer, LockWait::kBlock));
   HP_ASSIGN(const auto writer, generation.CreateLayer(layer, encoding));
   HP_TRY(WriteSamplePieces(*writer));
   return writer->Publish();

@@ -358,12 +358,12 @@ TEST_P(StoreTest, TheLayerLockExcludesASecondBuilderAndCleansUpAfterADeadOne) {
   const std::string other = JoinPath(generation.directory(), ".tmp-layer-0001.base-1-2");
   WriteText(dead, "x");
   WriteText(other, "x");
-  auto lock = generation.LockLayer(0, LockWait::kBlock, nullptr).value();
+  auto lock = generation.LockLayer(0, LockWait::kBlock).value();
   ASSERT_NE(lock, nullptr);
   EXPECT_EQ(env().Stat(dead)->type, FileType::kInvalid);
   EXPECT_EQ(env().Stat(other)->type, FileType::kRegular);
-  EXPECT_EQ(generation.LockLayer(0, LockWait::kTry, nullptr).value(), nullptr);
-  EXPECT_NE(generation.LockLayer(1, LockWait::kTry, nullptr).value(), nullptr);
+  EXPECT_EQ(generation.LockLayer(0, LockWait::kTry).value(), nullptr);
+  EXPECT_NE(generation.LockLayer(1, LockWait::kTry).value(), nullptr);
 
   LogCapture log;
   CancelToken cancel;
@@ -371,16 +371,76 @@ TEST_P(StoreTest, TheLayerLockExcludesASecondBuilderAndCleansUpAfterADeadOne) {
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
     cancel.Cancel(SIGTERM);
   });
-  EXPECT_EQ(generation.LockLayer(0, LockWait::kBlock, &cancel).error().exit_code(), 143);
+  EXPECT_EQ(generation.LockLayer(0, LockWait::kBlock, {.cancel = &cancel}).error().exit_code(),
+            143);
   canceller.join();
   EXPECT_TRUE(log.Has("waiting for the build of layer 0"));
+
+  Progress progress;
+  const Result<std::unique_ptr<FileLock>> stalled =
+      generation.LockLayer(0, LockWait::kBlock, {.stall_seconds = 0.05, .progress = &progress});
+  ASSERT_FALSE(stalled.has_value());
+  EXPECT_EQ(stalled.error().code(), StatusCode::kSystem);
+  EXPECT_EQ(stalled.error().file(), generation.LayerLockPath(0));
+  EXPECT_EQ(progress.waiting.load(), 0);
 
   std::thread releaser([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
     lock.reset();
   });
-  EXPECT_NE(generation.LockLayer(0, LockWait::kBlock, nullptr).value(), nullptr);
+  EXPECT_NE(generation.LockLayer(0, LockWait::kBlock).value(), nullptr);
   releaser.join();
+}
+
+// The manifest is written under a lock of its own, and so is every wait for it bounded.
+TEST_P(StoreTest, WaitingToPublishTheManifestEndsByASignalOrAsAStall) {
+  const Manifest manifest = SampleManifest();
+  const std::string directory = JoinPath(root(), ToHex(GenerationOf(manifest.identity)));
+  const std::string path = JoinPath(JoinPath(directory, kLocksName), kGenerationLockName);
+  ASSERT_TRUE(CreateDirectories(env(), ParentPath(path)).has_value());
+  const auto held = env().Lock(path, LockKind::kExclusive, LockWait::kTry).value();
+  ASSERT_NE(held, nullptr);
+  const Result<Generation> stalled =
+      Store::OpenOrCreateGeneration(env(), root(), manifest, {.stall_seconds = 0.05});
+  ASSERT_FALSE(stalled.has_value());
+  EXPECT_EQ(stalled.error().code(), StatusCode::kSystem);
+  EXPECT_EQ(stalled.error().file(), path);
+  CancelToken cancel;
+  cancel.Cancel(SIGINT);
+  EXPECT_EQ(Store::OpenOrCreateGeneration(env(), root(), manifest, {.cancel = &cancel})
+                .error()
+                .exit_code(),
+            130);
+  EXPECT_EQ(env().Stat(JoinPath(directory, kManifestName))->type, FileType::kInvalid);
+}
+
+// A collector that never ends, likewise.
+TEST_P(StoreTest, WaitingForACollectorEndsAsAStall) {
+  const Generation generation =
+      Store::OpenOrCreateGeneration(env(), root(), SampleManifest()).value();
+  const std::string other = JoinPath(root(), std::string(32, 'a'));
+  const std::string path = JoinPath(JoinPath(other, kLocksName), kUsersLockName);
+  ASSERT_TRUE(CreateDirectories(env(), ParentPath(path)).has_value());
+  WriteText(JoinPath(other, kManifestName), "x");
+  const auto held = env().Lock(path, LockKind::kExclusive, LockWait::kTry).value();
+  const Store store = Store::Open(env(), root()).value();
+  const Result<Generation> opened = store.OpenGeneration("aaaa", {.stall_seconds = 0.05});
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_EQ(opened.error().code(), StatusCode::kSystem);
+  EXPECT_EQ(opened.error().file(), path);
+}
+
+// What a builder writes shows, whoever looks.
+TEST_P(StoreTest, TheMarkOfABuilderChangesWhileItWrites) {
+  const Generation generation =
+      Store::OpenOrCreateGeneration(env(), root(), SampleManifest()).value();
+  const uint64_t nothing = generation.BuilderMark(0);
+  EXPECT_EQ(generation.BuilderMark(0), nothing);
+  WriteText(JoinPath(generation.directory(), ".tmp-layer-0000.base-1-2"), "x");
+  const uint64_t begun = generation.BuilderMark(0);
+  EXPECT_NE(begun, nothing);
+  EXPECT_EQ(generation.BuilderMark(0), begun);
+  EXPECT_EQ(generation.BuilderMark(1), nothing);
 }
 
 TEST_P(StoreTest, TwoBuildersBuildALayerOnce) {
@@ -389,7 +449,7 @@ TEST_P(StoreTest, TwoBuildersBuildALayerOnce) {
     const Generation generation =
         Store::OpenOrCreateGeneration(env(), root(), SampleManifest()).value();
     for (uint32_t layer = 0; layer < 2; ++layer) {
-      const auto lock = generation.LockLayer(layer, LockWait::kBlock, nullptr).value();
+      const auto lock = generation.LockLayer(layer, LockWait::kBlock).value();
       if (generation.Probe(layer, Encoding::kBase).presence == Presence::kPresent) continue;
       const auto writer = generation.CreateLayer(layer, Encoding::kBase).value();
       ASSERT_TRUE(WriteSamplePieces(*writer).has_value());

@@ -1,6 +1,7 @@
 """What a hostile or unlucky surrounding does to the command: closed and full outputs, limits,
 FIFOs, foreign files, other users. Every failure has an exit code and a message, none a signal."""
 
+import fcntl
 import json
 import os
 import resource
@@ -242,6 +243,31 @@ class Places(Hostile):
         self.assertEqual(verify.wait(timeout=10), 130)
         holder.kill()
         holder.wait()
+
+    def test_a_lock_that_nobody_lets_go_of(self):
+        os.remove(self.layer("layer-0000.base"))
+        build = ["build", self.model, "--store", self.store, "-q"]
+        boot = ["boot", self.store, "--checkpoint", self.model, "-q"]
+        cases = [("locks/layer-0000", build), ("locks/layer-0000", boot), ("locks/users", build),
+                 ("locks/users", boot), ("locks/generation", build)]
+        for name, arguments in cases:
+            lock = self.layer(name)
+            if name == "locks/generation":
+                os.remove(self.layer("manifest"))
+            with open(lock, "w", encoding="utf-8") as held:
+                fcntl.flock(held, fcntl.LOCK_EX)
+                done = command.run(*arguments, "--stall-timeout", "0.5", timeout=60)
+                self.assertEqual(done.returncode, 1, (name, arguments, done.stderr))
+                self.assertIn("error: ", done.stderr)
+                self.assertIn("no progress for 0.5 s", done.stderr)
+                self.assertIn(lock, done.stderr)
+                waiting = command.start(*arguments)
+                time.sleep(0.5)
+                self.assertIsNone(waiting.poll(), (name, arguments))
+                waiting.send_signal(signal.SIGINT)
+                self.assertEqual(waiting.wait(timeout=20), 130, (name, arguments))
+        command.must(*build)
+        command.must("verify", self.store, "--source", self.model)
 
     def test_names_that_are_not_there_are_wrong_usage(self):
         for arguments in (["inspect", "/nowhere"],
