@@ -152,7 +152,10 @@ TEST_P(EnvTest, FailedOpenNamesTheFileAndTheReason) {
   EXPECT_EQ(file.error().code(), StatusCode::kSystem);
   EXPECT_EQ(file.error().error_number(), ENOENT);
   EXPECT_EQ(file.error().file(), At("missing"));
-  EXPECT_EQ(ErrorOf(env().Open(At(""), OpenMode::kRead)), EISDIR);
+  const Result<std::unique_ptr<File>> directory = env().Open(At(""), OpenMode::kRead);
+  ASSERT_FALSE(directory);
+  EXPECT_EQ(directory.error().code(), StatusCode::kData);
+  EXPECT_EQ(directory.error().found(), "a directory");
   EXPECT_EQ(ErrorOf(env().Open(At("f"), OpenMode::kInvalid)), EINVAL);
 }
 

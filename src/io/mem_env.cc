@@ -471,9 +471,13 @@ Result<std::unique_ptr<File>> MemEnv::Open(const std::string& path, OpenMode mod
                     : create && exists                 ? EEXIST
                     : create && state_->read_only      ? EROFS
                     : !create && !exists               ? ENOENT
-                    : !create && is_directory          ? EISDIR
                     : direct && state_->direct_refused ? EINVAL
                                                        : 0;
+  if (error == 0 && is_directory)
+    return Fail(Status::Data("cannot open the file")
+                    .File(path)
+                    .Expected("a regular file")
+                    .Found("a directory"));
   if (error != 0)
     return Fail(
         ErrorStatus(error, create ? "cannot create the file" : "cannot open the file", path));

@@ -58,6 +58,10 @@ Status ErrnoStatus(const char* what, const std::string& path) {
   return Status::FromErrno(error, what).File(path);
 }
 
+Status NotRegular(const std::string& path, const char* found) {
+  return Status::Data("cannot open the file").File(path).Expected("a regular file").Found(found);
+}
+
 // Closes on destruction. Mappings share it with their file, which may be closed before them.
 class Descriptor {
  public:
@@ -369,23 +373,16 @@ class PosixEnvironment final : public Env {
     }
     auto descriptor = std::make_shared<Descriptor>(
         RetryOnSignal([&] { return open(path.c_str(), flags, 0666); }));
-    if (!descriptor->valid() && errno == ENXIO)
-      return Fail(Status::Data("cannot open the file")
-                      .File(path)
-                      .Expected("a regular file")
-                      .Found("a socket"));
+    if (!descriptor->valid() && errno == ENXIO) return Fail(NotRegular(path, "a socket"));
+    if (!descriptor->valid() && errno == ELOOP && mode != OpenMode::kCreate)
+      return Fail(NotRegular(path, "symbolic links that lead round in a circle"));
     if (!descriptor->valid())
       return Fail(ErrnoStatus(
           mode == OpenMode::kCreate ? "cannot create the file" : "cannot open the file", path));
     HP_ASSIGN(const FileStat stat, StatDescriptor(descriptor->get(), path));
     // A directory opens for reading, and only refuses the first read.
-    if (stat.type == FileType::kDirectory)
-      return Fail(Status::FromErrno(EISDIR, "cannot open the file").File(path));
-    if (stat.type != FileType::kRegular)
-      return Fail(Status::Data("cannot open the file")
-                      .File(path)
-                      .Expected("a regular file")
-                      .Found("a FIFO, socket or device"));
+    if (stat.type == FileType::kDirectory) return Fail(NotRegular(path, "a directory"));
+    if (stat.type != FileType::kRegular) return Fail(NotRegular(path, "a FIFO, socket or device"));
     return std::make_unique<PosixFile>(path, std::move(descriptor));
   }
 
@@ -393,6 +390,11 @@ class PosixEnvironment final : public Env {
     struct stat result;
     if (stat(path.c_str(), &result) == 0) return FromStat(result);
     if (errno == ENOENT || errno == ENOTDIR) return FileStat{};
+    if (errno == ELOOP) {
+      FileStat circle{};
+      circle.type = FileType::kOther;
+      return circle;
+    }
     return Fail(ErrnoStatus("cannot stat", path));
   }
 

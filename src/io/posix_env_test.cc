@@ -112,6 +112,19 @@ TEST(PosixEnv, FollowsSymbolicLinks) {
   EXPECT_EQ(OpenForReading(directory / "link")->Stat()->bytes, 100u);
 }
 
+TEST(PosixEnv, ACircleOfSymbolicLinksIsNoRegularFile) {
+  const TestDirectory directory;
+  const std::string path = directory / "itself";
+  ASSERT_EQ(symlink("itself", path.c_str()), 0);
+  const Result<FileStat> stat = PosixEnv().Stat(path);
+  ASSERT_TRUE(stat.has_value()) << stat.error().ToString();
+  EXPECT_EQ(stat->type, FileType::kOther);
+  const Result<std::unique_ptr<File>> file = PosixEnv().Open(path, OpenMode::kRead);
+  ASSERT_FALSE(file.has_value());
+  EXPECT_EQ(file.error().code(), StatusCode::kData);
+  EXPECT_EQ(file.error().file(), path);
+}
+
 TEST(PosixEnv, DescriptorsAreNotInherited) {
   const TestDirectory directory;
   Write(directory / "f", Content(1));

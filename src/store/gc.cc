@@ -112,7 +112,8 @@ class Collector {
     HP_ASSIGN(std::vector<std::string> names, env_.List(generation));
     std::stable_partition(names.begin(), names.end(),
                           [](const std::string& name) { return name == kManifestName; });
-    bool foreign = false;
+    HP_ASSIGN(const bool foreign_locks, HasForeignLocks(generation));
+    bool foreign = foreign_locks;
     for (const std::string& name : names) {
       if (name == kLocksName) continue;
       const bool named_ours = name == kManifestName || name == kSourceStampName ||
@@ -131,16 +132,33 @@ class Collector {
       if (!foreign) report_.removed.push_back(generation);
       return {};
     }
-    return RemoveDirectories(generation, foreign);
+    return RemoveDirectories(generation, foreign, foreign_locks);
   }
 
-  Result<void> RemoveDirectories(const std::string& generation, bool foreign) {
+  // Whether the folder of locks holds what is no lock file; each is told.
+  Result<bool> HasForeignLocks(const std::string& generation) {
+    const std::string locks = JoinPath(generation, kLocksName);
+    HP_ASSIGN(const FileStat folder, env_.Stat(locks));
+    if (folder.type != FileType::kDirectory) return false;
+    HP_ASSIGN(const std::vector<std::string> names, env_.List(locks));
+    bool foreign = false;
+    for (const std::string& name : names) {
+      HP_ASSIGN(const FileStat stat, env_.Stat(JoinPath(locks, name)));
+      if (stat.type == FileType::kRegular) continue;
+      Log(LogLevel::kWarning, "{} is no file of a store and is kept", JoinPath(locks, name));
+      foreign = true;
+    }
+    return foreign;
+  }
+
+  Result<void> RemoveDirectories(const std::string& generation, bool foreign, bool foreign_locks) {
     const std::string locks = JoinPath(generation, kLocksName);
     HP_ASSIGN(const std::vector<std::string> names, env_.List(locks));
     for (const std::string& name : names) {
       HP_ASSIGN(const FileStat stat, env_.Stat(JoinPath(locks, name)));
       if (stat.type == FileType::kRegular) HP_TRY(RemoveFile(JoinPath(locks, name)));
     }
+    if (foreign_locks) return env_.SyncDirectory(locks);
     Result<void> removed = env_.RemoveDirectory(locks);
     if (removed && !foreign) removed = env_.RemoveDirectory(generation);
     if (removed) {

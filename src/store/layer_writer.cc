@@ -150,9 +150,16 @@ class TemporaryLayerFile final : public LayerFileWriter {
   std::vector<std::atomic<bool>> written_;
 };
 
-// A file that a later release wrote is not ours to replace, however little we can read of it.
-Result<void> CheckNotOfOtherVersion(Env& env, const LayerExpectation& target) {
+// What is not ours to replace: a directory, and a file that a later release wrote, however little
+// we can read of it.
+Result<void> CheckReplaceable(Env& env, const LayerExpectation& target) {
   HP_ASSIGN(const FileStat stat, env.Stat(target.path));
+  if (stat.type == FileType::kDirectory)
+    return Fail(Status::Data(Text("a directory is in the place of layer {}'s file", target.layer))
+                    .File(target.path)
+                    .Expected("a layer file, or nothing")
+                    .Found("a directory")
+                    .Advice("move it away: nothing that hotplane makes is a directory there"));
   if (stat.type != FileType::kRegular || stat.bytes < kHeaderBytes) return {};
   const Result<std::unique_ptr<File>> file = env.Open(target.path, OpenMode::kRead);
   std::vector<std::byte> page(kHeaderBytes);
@@ -168,7 +175,7 @@ Result<void> CheckNotOfOtherVersion(Env& env, const LayerExpectation& target) {
 }  // namespace
 
 Result<std::unique_ptr<LayerFileWriter>> CreateLayerFile(Env& env, const LayerExpectation& target) {
-  HP_TRY(CheckNotOfOtherVersion(env, target));
+  HP_TRY(CheckReplaceable(env, target));
   LayerLayout layout = PlanLayerLayout(target.encoding, target.geometry);
   layout.generation = target.generation;
   layout.manifest_digest = target.manifest_digest;

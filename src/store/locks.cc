@@ -42,7 +42,9 @@ bool LockingRefused(const Status& status) {
     case EROFS:
     case EACCES:
     case EPERM:
-    case ENOENT: return true;
+    case ENOENT:
+    case ELOOP:  // a link to itself, or a socket, in the lock file's place
+    case ENXIO: return true;
     default: return false;
   }
 }

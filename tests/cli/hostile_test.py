@@ -185,6 +185,68 @@ class Places(Hostile):
         command.must("build", self.model, "--store", self.store, "-q")
         command.must("boot", self.store, "--generation", os.path.basename(self.generation))
 
+    def test_gc_leaves_what_stands_for_a_lock_and_is_none(self):
+        os.remove(self.layer("locks/layer-0000"))
+        os.mkdir(self.layer("locks/layer-0000"))
+        os.mkfifo(self.layer("locks/layer-0007"))
+        # Who cannot be locked may be in use: then nothing at all is deleted.
+        os.symlink("itself", self.layer("locks/itself"))
+        before = self.snapshot()
+        gc = ["gc", self.store, "--generation", os.path.basename(self.generation)]
+        for dry in (["--dry-run"], []):
+            self.assertEqual(command.must_json(*gc, *dry)["kept_in_use"], [self.generation])
+            self.assertEqual(self.snapshot(), before)
+        os.remove(self.layer("locks/itself"))
+        for dry in (["--dry-run"], []):
+            done = command.must(*gc, "--json", *dry)
+            report = json.loads(done.stdout)
+            self.assertEqual(report["kept_in_use"], [])
+            self.assertEqual(report["removed"], [])
+            for name in ("locks/layer-0000", "locks/layer-0007"):
+                self.assertIn(self.layer(name) + " is no file of a store", done.stderr)
+                self.assertTrue(os.path.exists(self.layer(name)))
+            self.assertEqual(os.path.exists(self.layer("manifest")), bool(dry))
+        self.assertEqual(sorted(os.listdir(self.generation)), ["locks"])
+
+    def test_a_link_to_itself_is_one_finding_and_no_end(self):
+        link = self.layer("layer-0000.base")
+        os.remove(link)
+        os.symlink(os.path.basename(link), link)
+        left = self.layer(".tmp-layer-0001.base-1-0badf00d")
+        os.symlink(os.path.basename(left), left)
+        half = self.layer(".tmp-layer-0001.delta-quintal-1-0badf00d")
+        with open(half, "w", encoding="utf-8") as file:
+            file.write("half")
+        flip_at = os.path.getsize(self.layer("layer-0001.base")) - 5000
+        with open(self.layer("layer-0001.base"), "r+b") as file:
+            file.seek(flip_at)
+            file.write(b"damage")
+        done = command.run("verify", self.store, "--json")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        found = {f["file"] for f in json.loads(done.stdout)["findings"]}
+        self.assertEqual(found, {link, self.layer("layer-0001.base")})
+        done = command.must("gc", self.store)
+        self.assertIn(left, done.stderr)
+        self.assertTrue(os.path.islink(left))
+        self.assertFalse(os.path.exists(half))
+        command.must("build", self.model, "--store", self.store, "-q")
+        os.remove(left)
+        command.must("boot", self.store, "--layers", 0, "-q")
+
+    def test_a_directory_in_a_layer_files_place_is_bad_data(self):
+        path = self.layer("layer-0000.base")
+        os.remove(path)
+        os.mkdir(path)
+        for arguments in (["boot", self.store], ["verify", self.store], ["inspect", path],
+                          ["boot", self.store, "--checkpoint", self.model],
+                          ["build", self.model, "--store", self.store]):
+            done = command.run(*arguments)
+            if arguments[0] == "inspect":
+                continue
+            self.assertEqual(done.returncode, 3, (arguments, done.stderr))
+            self.assertIn(path, done.stdout + done.stderr)
+        self.assertTrue(os.path.isdir(path))
+
     def test_inspect_and_doctor_write_nothing(self):
         shutil.rmtree(self.layer("locks"))
         before = sorted(os.walk(self.store))
