@@ -11,6 +11,7 @@
 #include "base/fault_guard.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/number_text.h"
 #include "base/status.h"
 #include "base/topology.h"
 #include "base/units.h"
@@ -58,8 +59,24 @@ TEST(Units, ParseSizeTakesBinarySuffixes) {
   EXPECT_EQ(ParseSize("512M").value(), 512 * kMiB);
   EXPECT_EQ(ParseSize("1.5GiB").value(), 3 * kGiB / 2);
   EXPECT_EQ(ParseSize("2g").value(), 2 * kGiB);
-  for (const char* bad : {"", "G", "-1", "1X", "1GG", "1e30", "nan", "inf", "1 G"})
+  EXPECT_EQ(ParseSize("0").value(), 0u);
+  EXPECT_EQ(ParseSize("0.5G").value(), kGiB / 2);
+  for (const char* bad :
+       {"", "G", "-1", "1X", "1GG", "1e30", "nan", "inf", "1 G", "01", "00", "007M", "00.5G"})
     EXPECT_FALSE(ParseSize(bad).has_value()) << bad;
+}
+
+TEST(NumberText, DecimalsHaveOneSpelling) {
+  EXPECT_EQ(ParseDecimal("0"), 0u);
+  EXPECT_EQ(ParseDecimal("4294967295"), UINT32_MAX);
+  for (const char* bad : {"", "00", "05", "+1", "-1", " 1", "1 ", "0x1", "4294967296", "1,"})
+    EXPECT_FALSE(ParseDecimal(bad).has_value()) << bad;
+}
+
+TEST(NumberText, OneIsNotPlural) {
+  EXPECT_EQ(Counted(0, "layers"), "0 layers");
+  EXPECT_EQ(Counted(1, "findings"), "1 finding");
+  EXPECT_EQ(Counted(2, "MoE layers"), "2 MoE layers");
 }
 
 TEST(Units, FormatsBytes) {

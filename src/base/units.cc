@@ -40,12 +40,16 @@ std::string FormatSeconds(double seconds) {
 
 Result<uint64_t> ParseSize(std::string_view text) {
   const auto bad = [&] {
-    return Fail(Status::Usage(Text("'{}' is not a size", text))
-                    .Expected("a number with an optional suffix K, M, G or T, such as 512M or 2G"));
+    return Fail(
+        Status::Usage(Text("'{}' is not a size", text))
+            .Expected("a number without leading zeros and with an optional suffix K, M, G or T, "
+                      "such as 512M or 2G"));
   };
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || !(number >= 0) || !std::isfinite(number)) return bad();
+  if (text.size() > 1 && text[0] == '0' && std::isdigit(static_cast<unsigned char>(text[1])))
+    return bad();
   std::string suffix;
   for (const char* p = end; p != text.data() + text.size(); ++p)
     suffix += static_cast<char>(std::toupper(static_cast<unsigned char>(*p)));

@@ -1,10 +1,10 @@
 #include "boot/layer_selection.h"
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "base/format_text.h"
+#include "base/number_text.h"
 
 namespace hotplane {
 namespace {
@@ -16,9 +16,9 @@ Status Malformed(std::string_view text, const Manifest& manifest) {
 }
 
 bool ParseOrdinal(std::string_view text, uint32_t* ordinal) {
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, *ordinal);
-  return error == std::errc() && stop == end && !text.empty();
+  const std::optional<uint32_t> number = ParseDecimal(text);
+  *ordinal = number.value_or(0);
+  return number.has_value();
 }
 
 }  // namespace

@@ -230,6 +230,12 @@ Result<std::string> ReadConfig(Env& env, const std::string& folder) {
     return Fail(Status::Data("config.json is not a regular file").File(path).Expected("a file"));
   }
   HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env, path, kConfigBytesMax));
+  if (bytes.empty())
+    return Fail(Status::Data("config.json is empty")
+                    .File(path)
+                    .Expected("a JSON object, or no such file")
+                    .Found("0 bytes")
+                    .Advice("fetch it again"));
   return std::string(AsText(bytes));
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/format_text.h"
+#include "base/number_text.h"
 #include "base/units.h"
 #include "format/layer_file.h"
 
@@ -489,7 +490,6 @@ Result<void> Parser::FinishBoot() {
   if (!residency)
     return Fail(Status::Usage(Text("--base {}", raw_.base)).Expected("device, host or auto"));
   options_.base_residency = *residency;
-  if (options_.map) options_.base_residency = Residency::kHost;
   if (raw_.memory != "auto") {
     HP_ASSIGN(options_.memory_bytes, ParseSize(raw_.memory));
     if (options_.memory_bytes == 0)
@@ -499,17 +499,14 @@ Result<void> Parser::FinishBoot() {
     HP_ASSIGN(options_.reserve_bytes, ParseSize(raw_.reserve));
   }
   if (raw_.experts.empty()) return {};
-  const char* const end = raw_.experts.data() + raw_.experts.size();
-  ExpertRange range;
-  const auto first = std::from_chars(raw_.experts.data(), end, range.begin);
-  auto last = first;
-  if (first.ec == std::errc() && first.ptr != end && *first.ptr == '-')
-    last = std::from_chars(first.ptr + 1, end, range.end);
-  if (last.ec != std::errc() || last.ptr != end || last.ptr == first.ptr ||
-      range.end < range.begin || range.end == UINT32_MAX)
-    return Fail(Status::Usage(Text("--experts {}", raw_.experts)).Expected("A-B, A not above B"));
-  ++range.end;
-  options_.experts = range;
+  const std::string_view text = raw_.experts;
+  const size_t dash = std::min(text.find('-'), text.size() - 1);
+  const std::optional<uint32_t> first = ParseDecimal(text.substr(0, dash));
+  const std::optional<uint32_t> last = ParseDecimal(text.substr(dash + 1));
+  if (!first || !last || *last < *first || *last == UINT32_MAX)
+    return Fail(Status::Usage(Text("--experts {}", raw_.experts))
+                    .Expected("A-B, A not above B, without leading zeros"));
+  options_.experts = ExpertRange{*first, *last + 1};
   return {};
 }
 

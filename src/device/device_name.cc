@@ -1,6 +1,8 @@
-#include <charconv>
+#include <cstdint>
+#include <optional>
 
 #include "base/format_text.h"
+#include "base/number_text.h"
 #include "device/device.h"
 
 namespace hotplane {
@@ -9,16 +11,12 @@ Result<DeviceName> ParseDeviceName(std::string_view text) {
   if (text == "cpu") return DeviceName{};
   if (text == "cuda") return DeviceName{true, 0};
   constexpr std::string_view kPrefix = "cuda:";
-  int ordinal = -1;
-  if (text.substr(0, kPrefix.size()) == kPrefix) {
-    const char* const end = text.data() + text.size();
-    const auto parsed = std::from_chars(text.data() + kPrefix.size(), end, ordinal);
-    if (parsed.ec != std::errc() || parsed.ptr != end) ordinal = -1;
-  }
-  if (ordinal < 0)
+  std::optional<uint32_t> ordinal;
+  if (text.starts_with(kPrefix)) ordinal = ParseDecimal(text.substr(kPrefix.size()));
+  if (!ordinal || *ordinal > INT32_MAX)
     return Fail(
         Status::Usage(Text("there is no device \"{}\"", text)).Expected("cpu, cuda, or cuda:N"));
-  return DeviceName{true, ordinal};
+  return DeviceName{true, static_cast<int>(*ordinal)};
 }
 
 }  // namespace hotplane

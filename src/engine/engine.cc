@@ -34,6 +34,11 @@ double SecondsSince(Clock::time_point start) {
 Engine::~Engine() = default;
 
 Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& options) {
+  if (options.boot.map && options.base_residency == Residency::kDevice)
+    return Fail(Status::Usage("--map and --base device contradict each other")
+                    .Expected("the bases in the page cache, or in memory of our own")
+                    .Found("both")
+                    .Advice("leave out --map to land them, or --base device to map them"));
   std::unique_ptr<Engine> engine(new Engine(env, options));
   engine->pool_ = std::make_unique<WorkerPool>(options.worker_count);
   HP_TRY(engine->OpenGeneration());
@@ -239,6 +244,7 @@ Result<void> Engine::Plan() {
   }
   HP_ASSIGN(plan_, PlanBoot(probe.facts, *config_));
   for (const std::string& warning : plan_->warnings) Warn(warning);
+  if (!options_.boot.verify) Warn("--verify none: no byte is checked");
   if (records_ != nullptr)
     for (const PlanEntry& entry : plan_->entries)
       if (TierOf(entry.encoding) == Tier::kDelta && entry.action != PlanAction::kSkip)

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <map>
 
 #include "base/format_text.h"
+#include "base/number_text.h"
 #include "base/units.h"
 #include "base/worker_pool.h"
 #include "quant/quantize.h"
@@ -159,15 +159,14 @@ Result<LayerGeometry> ParseGeometry(std::string_view text) {
     names += Text("{}, ", named.name);
   }
   uint32_t numbers[3] = {};
-  const char* at = text.data();
-  const char* const end = text.data() + text.size();
+  std::string_view rest = text;
   for (int i = 0; i < 3; ++i) {
-    const auto [stop, error] = std::from_chars(at, end, numbers[i]);
-    const bool separator = i == 2 ? stop == end : (stop != end && *stop == ',');
-    if (error != std::errc() || !separator || numbers[i] == 0)
+    const size_t comma = i == 2 ? std::string_view::npos : rest.find(',');
+    numbers[i] = ParseDecimal(rest.substr(0, comma)).value_or(0);
+    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
+    if (numbers[i] == 0)
       return Fail(Status::Usage(Text("'{}' is not a geometry", text))
                       .Expected(names + "or E,H,I such as 8,256,128"));
-    if (i < 2) at = stop + 1;
   }
   const LayerGeometry geometry{numbers[0], numbers[1], numbers[2]};
   if (geometry.hidden % 64 != 0 || geometry.intermediate % 64 != 0 || geometry.experts > 4096 ||

@@ -116,11 +116,9 @@ struct ReaderOptions {
 class Env {
  public:
   virtual ~Env() = default;
-
   // kData for what is there and is no regular file.
   virtual Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) = 0;
-  // Follows symbolic links; a circle of them is FileType::kOther. A missing path is not an error:
-  // has_value() with FileType::kInvalid.
+  // Follows symbolic links; a circle of them is kOther. A missing path is no error: kInvalid.
   virtual Result<FileStat> Stat(const std::string& path) = 0;
   // Names without "." and "..", sorted.
   virtual Result<std::vector<std::string>> List(const std::string& directory) = 0;

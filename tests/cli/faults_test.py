@@ -147,6 +147,16 @@ class BadCheckpoint(unittest.TestCase):
             out.write(command.safetensors_bytes({n: tensors[n] for n in names[1::2] + names[:1]}))
         self.refused(3, names[0])
 
+    def test_empty_config(self):
+        command.write_checkpoint(self.model, command.mxfp4_tensors())
+        path = os.path.join(self.model, "config.json")
+        for content in ("", " \n"):
+            with open(path, "w", encoding="utf-8") as out:
+                out.write(content)
+            self.refused(3, path)
+        os.remove(path)
+        command.must("build", self.model, "--store", self.store, "-q")
+
     def test_not_a_checkpoint(self):
         os.makedirs(self.model)
         self.refused(2, self.model)
@@ -303,6 +313,17 @@ class BadPlace(unittest.TestCase):
         self.assertIn("free", done.stderr)
         self.assertEqual([f for f in command.files_below(place) if "layer-" in f], [])
 
+    def test_a_trace_that_does_not_fit(self):
+        store = os.path.join(self.root, "whole")
+        command.must("build", self.model, "--store", store, "-q")
+        place = self.mount("size=64k")
+        with open(os.path.join(place, "full"), "wb") as file:
+            file.write(b"\0" * (64 << 10))
+        trace = os.path.join(place, "trace.json")
+        done = command.run("boot", store, "--trace", trace, "-q")
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertIn(place, done.stderr)
+
     def test_read_only_file_system(self):
         place = self.mount("size=64m")
         store = os.path.join(place, "store")
@@ -341,6 +362,12 @@ class BadUsage(unittest.TestCase):
             ["boot", "/s", "--stall-timeout", "nan"], ["gc", "/s", "--generation", ""],
             ["boot", "/s", "extra"], ["doctor", "--isa", "sse9"],
             ["export", "/s", "--layer", "010", "--part", "sc2", "--out", "/o"],
+            ["boot", "/s", "--experts", "05-6"], ["boot", "/s", "--experts", "5-06"],
+            ["boot", "/s", "--experts", "5"], ["boot", "/s", "--experts", "-6"],
+            ["boot", "/s", "--memory", "01G"], ["boot", "/s", "--reserve", "00"],
+            ["boot", "/s", "--pin-delta", "007M"], ["boot", "/s", "--device", "cuda:01"],
+            ["build", "/m", "--store", "/s", "--staging-limit", "02G"],
+            ["synth", "/s", "--geometry", "04,64,64", "--layers", "1"],
             ["boot", "/s", "--workers", "0x2"], ["boot", "/s", "--batch", "+1"],
             ["synth", "/s", "--geometry", "4,64,64", "--layers", "1", "--seed", "9" * 25],
             ["synth", "/s", "--geometry", "4,64,64", "--layers", "1", "--mtp", "1"],
@@ -353,6 +380,25 @@ class BadUsage(unittest.TestCase):
             self.assertNotEqual(done.stderr, "", arguments)
             if "--json" not in arguments:
                 self.assertEqual(done.stdout, "", arguments)
+
+    def test_map_and_base_device_contradict_each_other(self):
+        root = tempfile.mkdtemp(prefix="hotplane-contradiction-")
+        self.addCleanup(shutil.rmtree, root)
+        model = command.write_checkpoint(os.path.join(root, "m"), command.mxfp4_tensors())
+        store = os.path.join(root, "s")
+        command.must("build", model, "--store", store, "-q")
+        for extra in ([], ["--dry-run"], ["--checkpoint", model]):
+            done = command.run("boot", store, "--map", "--base", "device", *extra)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("--map and --base device", done.stderr)
+            self.assertIn("to fix", done.stderr)
+        command.must("boot", store, "--map", "--base", "host", "-q")
+        command.must("boot", store, "--map", "--base", "auto", "-q")
+        for layers in ("00", "0,01", "00-1"):
+            self.assertEqual(command.run("boot", store, "--layers", layers).returncode, 2, layers)
+        warnings = command.must_json("boot", store, "--verify", "none")["warnings"]
+        self.assertEqual(warnings, ["--verify none: no byte is checked"])
+        self.assertEqual(command.must_json("boot", store)["warnings"], [])
 
     def test_an_option_wins_over_its_twin(self):
         # Several commands have --batch and --workers: only the one that is given reads the twins.
