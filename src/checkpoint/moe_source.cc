@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/format_text.h"
+#include "base/number_text.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/naming_scheme.h"
 #include "format/tsym4.h"
@@ -30,6 +31,10 @@ class NameList {
   }
   void Count(uint64_t more) { count_ += more; }
   bool full() const { return names_.size() == kShownMax; }
+  // Of the first ten.
+  bool Shows(const std::string& name) const {
+    return std::find(names_.begin(), names_.end(), name) != names_.end();
+  }
   uint64_t count() const { return count_; }
   std::string Text() const {
     std::string text;
@@ -185,6 +190,16 @@ class LayerReader {
 
   const NamingScheme* scheme() const { return scheme_; }
   const NameList& missing() const { return missing_; }
+  // Of what is missing, other experts of the layer have all: their names are known, and the format.
+  bool some_experts_lack_tensors() const {
+    return missing_.count() > 0 &&
+           std::all_of(slots_.begin(), slots_.end(), [this](const Slot& slot) {
+             return std::any_of(places_.begin(), places_.end(), [&slot](const Place& place) {
+               return place.name.projection == slot.projection &&
+                      place.name.part == slot.rule->part;
+             });
+           });
+  }
 
  private:
   struct Slot {
@@ -304,8 +319,10 @@ class LayerReader {
         Status::Data(Text("expert tensors are missing in {}", prefix_)).File(checkpoint_.path());
     return Fail(
         std::move(status)
-            .Expected(fused() ? Text("{} tensors, as {} has them", slots_.size(), scheme_->name)
-                              : Text("{} experts of {} tensors each{}", expert_count, slots_.size(),
+            .Expected(fused() ? Text("{}, as {} has them", Counted(slots_.size(), "tensors"),
+                                     scheme_->name)
+                              : Text("{} of {} each{}", Counted(expert_count, "experts"),
+                                     Counted(slots_.size(), "tensors"),
                                      router != nullptr ? Text(", as {} says", router->name) : ""))
             .Found(Text("none of {}", missing_.Text()))
             .Advice("fetch the missing shards of the checkpoint"));
@@ -613,6 +630,36 @@ std::string PrefixOf(const Tensor& tensor) {
   return tensor.name.substr(0, tensor.name.find(kExpertsInfix) + 1);
 }
 
+// Of a layer that has tensors nobody knows where some of its experts lack theirs: what is lacking
+// says more than what the strangers look like.
+std::optional<Status> MisnamedStatus(const Checkpoint& checkpoint, const Places& places) {
+  const ModelConfig config =
+      ParseModelConfig(checkpoint.config_text(), ConfigPath(checkpoint)).value_or(ModelConfig{});
+  for (size_t begin = 0; begin < places.known.size();) {
+    const std::span<const Place> of_layer =
+        LayerPlaces(std::span<const Place>(places.known), begin);
+    begin += of_layer.size();
+    const std::string prefix = LayerPrefix(of_layer.front().name);
+    LayerReader reader(checkpoint, config, of_layer);
+    const Result<MoeLayer> read = reader.Read();
+    if (read || !reader.some_experts_lack_tensors()) continue;
+    NameList strangers;
+    bool misnamed = true;  // and not of another dtype under the right name
+    for (const Tensor* tensor : places.unmatched) {
+      if (PrefixOf(*tensor) != prefix) continue;
+      strangers.Add(Describe(*tensor));
+      misnamed &= !reader.missing().Shows(tensor->name);
+    }
+    if (strangers.count() == 0 || !misnamed) continue;
+    return Status(read.error())
+        .Found(Text("none of {}; beside them {}", reader.missing().Text(), strangers.Text()))
+        .Advice(
+            "a tensor under another name is not read: docs/checkpoints.md has the names that "
+            "are; or fetch the missing shards of the checkpoint");
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::vector<const Tensor*> ExpertTensors::All() const {
@@ -627,7 +674,10 @@ std::vector<const Tensor*> ExpertTensors::All() const {
 
 Result<MoeModel> DiscoverMoe(const Checkpoint& checkpoint) {
   const Places places = CollectPlaces(checkpoint);
-  if (!places.unmatched.empty()) return Fail(UnmatchedStatus(checkpoint, places.unmatched));
+  if (!places.unmatched.empty()) {
+    const std::optional<Status> misnamed = MisnamedStatus(checkpoint, places);
+    return Fail(misnamed ? *misnamed : UnmatchedStatus(checkpoint, places.unmatched));
+  }
   if (places.known.empty()) return Fail(NoExpertsStatus(checkpoint));
   HP_ASSIGN(const ModelConfig config,
             ParseModelConfig(checkpoint.config_text(), ConfigPath(checkpoint)));

@@ -238,10 +238,12 @@ std::vector<BadModel> BadModels() {
        "missing", "100000 experts", "and 299975 more (299985 in all)"},
       {"IdTooLong", bf16,
        [=](Model& m) { m.Rename(hf + "4.up_proj.weight", hf + "123456.up_proj.weight"); },
-       "no known naming scheme", "BF16", hf + "123456.up_proj.weight BF16"},
+       "missing in model.layers.1.mlp.", "5 experts",
+       "none of " + hf + "4.up_proj.weight (1 in all); beside them " + hf +
+           "123456.up_proj.weight BF16"},
       {"IdWithLeadingZero", bf16,
        [=](Model& m) { m.Rename(hf + "4.up_proj.weight", hf + "04.up_proj.weight"); },
-       "no known naming scheme", "", hf + "04.up_proj.weight"},
+       "missing in model.layers.1.mlp.", "", "beside them " + hf + "04.up_proj.weight"},
       {"UnequalShape", bf16,
        [=](Model& m) {
          m.Add(hf + "3.gate_proj.weight", Dtype::kBf16, {128, 128});
@@ -337,6 +339,10 @@ std::vector<BadModel> BadModels() {
          m.Add("model.layers.1.mlp.experts.gate_up_proj_scales", Dtype::kU8, {5, 128, 4});
        },
        "are in two formats", "model.layers.1.mlp.experts.", "model.layers.1.mlp.experts."},
+      {"NamedOtherwise", SourceFormat::kMxfp4,
+       [=](Model& m) { m.Rename(ds + "2.w1.weight", ds + "2.wx.weight"); },
+       "missing in layers.1.ffn.", "5 experts of 6 tensors",
+       "none of " + ds + "2.w1.weight (1 in all); beside them " + ds + "2.wx.weight I8"},
       {"Gptq", bf16,
        [=](Model& m) {
          m.Add(hf + "0.gate_proj.qweight", Dtype::kI32, {16, 64});
