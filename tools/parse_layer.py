@@ -2,7 +2,8 @@
 """Checks the structure of a layer file and prints its sections.
 
 Written from docs/format/layer-file.md alone, with the standard library. Checksums are verified
-where the module `xxhash` is installed. Exit code 3 when the file is not what the page describes.
+where the module `xxhash` is installed. Exit code 3 when the file is not what the page describes,
+1 when it cannot be read.
 """
 import struct
 import sys
@@ -52,8 +53,11 @@ def list_chunks(sections, experts, begin, end):
 
 
 def main(path):
-    with open(path, "rb") as file:
-        data = file.read()
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        sys.exit(f"cannot read {path}: {error.strerror}")
     check(len(data) >= PAGE, "shorter than a header page")
     (magic, version, header_bytes, generation, _, tier, encoding, layer, model_index, experts,
      hidden, intermediate, rank, world, chunk_bytes, count, zero, chunk_count, table_offset,

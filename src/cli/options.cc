@@ -126,7 +126,7 @@ class Parser {
   void AddGeneration(CLI::App* app);
   void AddRank(CLI::App* app, const char* description);
   void AddWorkers(CLI::App* app);
-  void AddBuilding(CLI::App* app);
+  void AddBuilding(CLI::App* app, const char* delta_default);
   void ForgetTwinsOfOthers(int argc, char** argv);
   Result<void> Finish();
   std::string FirstUnknown(const CLI::App* given, int argc, char** argv) const;
@@ -199,7 +199,7 @@ void Parser::AddBuild() {
       ->required()
       ->envname("HOTPLANE_STORE");
   app->add_option("--layers", options_.layers, "A-B, a list such as 0,4-7, main, or mtp");
-  app->add_option("--tiers", raw_.tiers, "base,delta")
+  app->add_option("--tiers", raw_.tiers, "Tiers to build: base, delta or base,delta")
       ->default_str("base,delta")
       ->envname("HOTPLANE_TIERS");
   app->add_option("--tp", options_.tp, "Cut the experts into shards for so many ranks")
@@ -207,13 +207,13 @@ void Parser::AddBuild() {
       ->envname("HOTPLANE_TP")
       ->check(kDecimal)
       ->check(CLI::Range(1u, kRanksMax));
-  AddBuilding(app);
+  AddBuilding(app, "quintal");
 }
 
 // What `build` takes, and `boot` for what it may have to build.
-void Parser::AddBuilding(CLI::App* app) {
+void Parser::AddBuilding(CLI::App* app, const char* delta_default) {
   app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
-      ->default_str("quintal")
+      ->default_str(delta_default)
       ->envname("HOTPLANE_DELTA");
   app->add_option("--zero-mode", raw_.zero_mode, "Sign of exact zeros: auto, sign or alt")
       ->default_str("auto")
@@ -256,8 +256,8 @@ void Parser::AddBoot() {
       ->check(kDecimal)
       ->check(CLI::Range(1u, kRanksMax));
   app->add_option("--experts", raw_.experts, "A-B: only these experts of each layer");
-  app->add_option("--tiers", raw_.tiers, "base,delta; base where there is no --checkpoint")
-      ->default_str("base,delta")
+  app->add_option("--tiers", raw_.tiers, "Tiers wanted: base, delta or base,delta")
+      ->default_str("base,delta with --checkpoint or an option of the delta tier, else base")
       ->envname("HOTPLANE_TIERS");
   app->add_option("--delta-layers", options_.delta_layers,
                   "Layers whose delta tier is wanted; all of them otherwise");
@@ -281,7 +281,7 @@ void Parser::AddBoot() {
   app->add_option("--verify", raw_.verify, "Which chunks to verify: all or none")
       ->capture_default_str();
   app->add_flag("--dry-run", options_.dry_run, "Print the plan; read no data, change nothing");
-  AddBuilding(app);
+  AddBuilding(app, "whichever is there, else quintal");
 }
 
 void Parser::AddWarm() {
@@ -290,7 +290,8 @@ void Parser::AddWarm() {
   app->add_option("DIR", options_.path, "The store")->required();
   AddGeneration(app);
   AddRank(app, "Of a sharded store only this rank's files; all otherwise");
-  app->add_option("--tiers", raw_.tiers, "base,delta")->default_str("base");
+  app->add_option("--tiers", raw_.tiers, "Tiers to read: base, delta or base,delta")
+      ->default_str("base");
   AddWorkers(app);
 }
 
