@@ -10,6 +10,7 @@
 #include "base/fault_guard.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/number_text.h"
 #include "base/topology.h"
 #include "base/trace.h"
 #include "base/units.h"
@@ -198,11 +199,11 @@ Result<void> BootSession::State::CheckMemory() const {
   const std::string where = OnDevice()            ? " on " + options.device->name()
                             : machine.from_cgroup ? std::string(" (cgroup limit)")
                                                   : std::string();
-  return Fail(
-      Status::Capacity("the planes do not fit in memory; nothing was read")
-          .Expected(Text("{} for {} layers", FormatBytes(report.bytes_needed), report.layers_total))
-          .Found(Text("{} available{}", FormatBytes(limit), where))
-          .Advice("--map serves them from the page cache; or boot fewer --layers"));
+  return Fail(Status::Capacity("the planes do not fit in memory; nothing was read")
+                  .Expected(Text("{} for {}", FormatBytes(report.bytes_needed),
+                                 Counted(report.layers_total, "layers")))
+                  .Found(Text("{} available{}", FormatBytes(limit), where))
+                  .Advice("--map serves them from the page cache; or boot fewer --layers"));
 }
 
 Result<void> BootSession::State::MapLayers() {

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/number_text.h"
 #include "base/topology.h"
 #include "base/trace.h"
 #include "base/units.h"
@@ -17,6 +18,7 @@
 #include "boot/plan.h"
 #include "boot/source_stamp.h"
 #include "quant/slice.h"
+#include "store/paths.h"
 
 namespace hotplane {
 namespace {
@@ -59,6 +61,18 @@ uint64_t SliceBytesMax(const MoeLayer& layer, uint32_t world) {
   const LayerGeometry shard = layer.geometry.OfShard(world);
   return std::max(NibblePlaneBytes(shard.n13(), shard.k13()),
                   NibblePlaneBytes(shard.n2(), shard.k2()));
+}
+
+// On the disk of `directory`, which is there.
+Result<void> CheckRoom(Env& env, const std::string& directory, uint64_t bytes) {
+  HP_ASSIGN(const uint64_t free_bytes, env.FreeBytes(directory));
+  if (bytes <= free_bytes) return {};
+  return Fail(
+      Status::Capacity("the layers to build do not fit on the disk")
+          .File(directory)
+          .Expected(Text("{} free ({} bytes)", FormatBytes(bytes), bytes))
+          .Found(Text("{} free ({} bytes)", FormatBytes(free_bytes), free_bytes))
+          .Advice("free space, choose another --store, or build fewer --layers or --tiers"));
 }
 
 LockWaiting WaitingOf(const BuildOptions& options) {
@@ -294,14 +308,7 @@ Result<void> CheckpointBuilds::CheckSpace() const {
       for (const Encoding encoding : missing)
         bytes += PlanLayerLayout(encoding, generation_.geometry(layer)).file_bytes;
     }
-  HP_ASSIGN(const uint64_t free_bytes, generation_.env().FreeBytes(generation_.directory()));
-  if (bytes <= free_bytes) return {};
-  return Fail(
-      Status::Capacity("the layers to build do not fit on the disk")
-          .File(generation_.directory())
-          .Expected(Text("{} free ({} bytes)", FormatBytes(bytes), bytes))
-          .Found(Text("{} free ({} bytes)", FormatBytes(free_bytes), free_bytes))
-          .Advice("free space, choose another --store, or build fewer --layers or --tiers"));
+  return CheckRoom(generation_.env(), generation_.directory(), bytes);
 }
 
 Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>& bases_later) {
@@ -343,8 +350,9 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
   const size_t wanted_count = options_.worker_count != 0 ? options_.worker_count : UsableCpuCount();
   const size_t fitting = workspace_bytes_ == 0 ? wanted_count : limit / workspace_bytes_;
   if (fitting < wanted_count)
-    Log(LogLevel::kWarning, "{} workers instead of {}: {} of staging each, limit {}", fitting,
-        wanted_count, FormatBytes(workspace_bytes_), FormatBytes(limit));
+    Log(LogLevel::kWarning, "{} instead of {}: {} of staging each, limit {}",
+        Counted(fitting, "workers"), wanted_count, FormatBytes(workspace_bytes_),
+        FormatBytes(limit));
   queue.worker_count = std::min(wanted_count, fitting);
   report_.worker_count = queue.worker_count;
   return queue;
@@ -463,6 +471,18 @@ void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordi
 
 }  // namespace
 
+Result<void> CheckRoomForNew(Env& env, const std::string& store_directory, const Manifest& manifest,
+                             uint64_t bytes) {
+  std::string place = JoinPath(store_directory, ToHex(GenerationOf(manifest.identity)));
+  HP_ASSIGN(const FileStat there, env.Stat(JoinPath(place, kManifestName)));
+  if (there.type != FileType::kInvalid) return {};
+  for (;; place = ParentPath(place)) {
+    HP_ASSIGN(const FileStat stat, env.Stat(place));
+    if (stat.type == FileType::kDirectory) return CheckRoom(env, place, bytes);
+    if (stat.type != FileType::kInvalid) return {};  // no folder can be made: that is told later
+  }
+}
+
 Result<void> CheckShardWorld(const Manifest& manifest) {
   const uint32_t world = manifest.identity.shard_world;
   uint32_t units = 0;  // of 64, that every layer's intermediate size can be cut into
@@ -499,6 +519,15 @@ Result<BuildReport> Build(Env& env, const Checkpoint& checkpoint, const MoeModel
       MakeManifest(model, fingerprint, options.zero_mode, options.shard_world);
   HP_TRY(CheckShardWorld(manifest));
   HP_ASSIGN(const std::vector<uint32_t> ordinals, SelectLayers(options.layers, manifest));
+  HP_TRY(Store::CheckPlace(env, store_directory));
+  uint64_t bytes = 0;
+  for (const uint32_t layer : ordinals)
+    for (const Encoding encoding : options.encodings)
+      bytes +=
+          PlanLayerLayout(encoding, manifest.layers[layer].geometry.OfShard(options.shard_world))
+              .file_bytes;
+  HP_TRY(CheckRoomForNew(env, store_directory, manifest,
+                         options.rank ? bytes : bytes * options.shard_world));
   HP_ASSIGN(const Generation generation,
             Store::OpenOrCreateGeneration(env, store_directory, manifest, WaitingOf(options)));
   // The stamp is of before the fingerprint: files that change meanwhile do not match it later.

@@ -130,6 +130,11 @@ class CheckpointBuilds final : public LayerBuilds {
 // the manifest's number of shards of a multiple of 64.
 Result<void> CheckShardWorld(const Manifest& manifest);
 
+// Before the folder of a new generation is made: whether so many bytes of layer files fit on the
+// disk that it will be on. kCapacity with the numbers. A generation that is there is not new.
+Result<void> CheckRoomForNew(Env& env, const std::string& store_directory, const Manifest& manifest,
+                             uint64_t bytes);
+
 // Builds what is missing of the wanted layers and encodings, of every rank. kUsage as
 // CheckShardWorld. kCapacity before anything is written
 // when the files do not fit on the disk or one workspace not in the staging limit; kData naming

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/format_text.h"
+#include "base/number_text.h"
 
 namespace hotplane {
 namespace {
@@ -49,7 +50,7 @@ std::string DescribeModel(const Manifest& manifest) {
     formats.emplace(SourceFormatName(layer.source_format));
   std::string text;
   for (const std::string& format : formats) text += (text.empty() ? "" : "+") + format;
-  return Text("{}, {} MoE layers, E={} H={} I={}", text, manifest.layers.size(),
+  return Text("{}, {}, E={} H={} I={}", text, Counted(manifest.layers.size(), "MoE layers"),
               Range(manifest, [](const LayerGeometry& g) { return g.experts; }),
               Range(manifest, [](const LayerGeometry& g) { return g.hidden; }),
               Range(manifest, [](const LayerGeometry& g) { return g.intermediate; }));

@@ -9,10 +9,8 @@
 
 namespace hotplane {
 
-Result<Generation> OpenPairedGeneration(const Store& store, std::string_view prefix,
-                                        const Checkpoint& checkpoint, const MoeModel& model,
-                                        const CancelToken* cancel) {
-  HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint, model));
+Result<std::string> FindPairedGeneration(const Store& store, std::string_view prefix,
+                                         const Digest128& fingerprint) {
   HP_ASSIGN(const std::vector<Store::Entry> found, store.FindGenerations(prefix));
   std::vector<Store::Entry> mine;
   std::copy_if(found.begin(), found.end(), std::back_inserter(mine),
@@ -25,7 +23,14 @@ Result<Generation> OpenPairedGeneration(const Store& store, std::string_view pre
                     .File(store.directory())
                     .Found(Store::ListText(mine))
                     .Advice("choose one with --generation"));
-  const std::string name = mine.empty() ? std::string(prefix) : ToHex(mine.front().id);
+  return mine.empty() ? std::string(prefix) : ToHex(mine.front().id);
+}
+
+Result<Generation> OpenPairedGeneration(const Store& store, std::string_view prefix,
+                                        const Checkpoint& checkpoint, const MoeModel& model,
+                                        const Store::OpenOptions& options) {
+  HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint, model));
+  HP_ASSIGN(const std::string name, FindPairedGeneration(store, prefix, fingerprint));
   HP_ASSIGN(Generation generation, store.OpenGeneration(name, options));
   HP_TRY(CheckSamePair(generation, checkpoint, model, fingerprint));
   return generation;

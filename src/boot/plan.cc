@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/format_text.h"
+#include "base/number_text.h"
 #include "base/units.h"
 
 namespace hotplane {
@@ -206,18 +207,22 @@ Result<void> Planner::CheckMissing() const {
     found += Text("{}no usable {} tier of layer{} {}", found.empty() ? "" : "; ", tier,
                   ordinals.size() == 1 ? "" : "s", LayerListText(ordinals, facts_.manifest));
   if (!facts_.checkpoint || config_.no_build) {
-    if (first_damage_ != nullptr && first_damage_->damage)
-      return Fail(Status(*first_damage_->damage).Because(found + "; the first damaged file"));
+    const char* const advice =
+        config_.no_build ? "boot without --no-build and with --checkpoint, or boot fewer --layers"
+                         : "--checkpoint CHECKPOINT builds what is missing; or boot fewer "
+                           "--layers or --tiers";
+    if (first_damage_ != nullptr && first_damage_->damage) {
+      const std::string& own = first_damage_->damage->advice();
+      return Fail(Status(*first_damage_->damage)
+                      .Advice(own.empty() ? advice : own)
+                      .Because(found + "; the first damaged file"));
+    }
     if (first_damage_ != nullptr) found += Text("; damaged: {}", first_damage_->reason);
-    return Fail(
-        Status::Data("the store does not hold all that this boot wants; nothing was read")
-            .File(facts_.directory)
-            .Expected("every wanted layer present, or a checkpoint to build it from")
-            .Found(std::move(found))
-            .Advice(config_.no_build
-                        ? "boot without --no-build and with --checkpoint, or boot fewer --layers"
-                        : "--checkpoint CHECKPOINT builds what is missing; or boot fewer "
-                          "--layers or --tiers"));
+    return Fail(Status::Data("the store does not hold all that this boot wants; nothing was read")
+                    .File(facts_.directory)
+                    .Expected("every wanted layer present, or a checkpoint to build it from")
+                    .Found(std::move(found))
+                    .Advice(advice));
   }
   if (!facts_.store_writable)
     return Fail(Status::System("layers are to be built, and the store cannot be written")
@@ -251,8 +256,8 @@ Result<void> Planner::PlaceBases() {
   if (plan_.bytes_device > limit)
     return Fail(
         Status::Capacity("the planes do not fit in the device's memory; nothing was read")
-            .Expected(Text("{} for {} layers ({} bytes)", FormatBytes(plan_.bytes_device),
-                           fixed_count, plan_.bytes_device))
+            .Expected(Text("{} for {} ({} bytes)", FormatBytes(plan_.bytes_device),
+                           Counted(fixed_count, "layers"), plan_.bytes_device))
             .Found(Text("{} available, {} of it reserved", FormatBytes(config_.device_bytes),
                         FormatBytes(config_.reserve_bytes)))
             .Advice("--base auto keeps on the host what does not fit; or boot fewer "

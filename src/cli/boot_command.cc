@@ -2,6 +2,7 @@
 
 #include "base/format_text.h"
 #include "base/log.h"
+#include "base/number_text.h"
 #include "base/units.h"
 #include "cli/commands.h"
 #include "cli/console.h"
@@ -60,12 +61,14 @@ void PrintReport(const Engine& engine) {
       report.seconds_land > 0 ? static_cast<double>(base_bytes) / report.seconds_land : 0;
   if (engine.plan().builds()) {
     const BuildReport build = engine.build_report();
-    PrintLine(Text("built {} layers: read {} of the checkpoint, wrote {}", build.layers_built,
-                   FormatBytes(build.bytes_read), FormatBytes(build.bytes_built)));
+    PrintLine(Text("built {}: read {} of the checkpoint, wrote {}",
+                   Counted(build.layers_built, "layers"), FormatBytes(build.bytes_read),
+                   FormatBytes(build.bytes_built)));
   }
   const BootPlan& plan = engine.plan();
   PrintLine(
-      Text("booted {} layers{}, {}{}, in {}: plan {}, allocate {}, land {}", report.layers_total,
+      Text("booted {}{}, {}{}, in {}: plan {}, allocate {}, land {}",
+           Counted(report.layers_total, "layers"),
            plan.shard_world > 1 ? Text(" of rank {} of {}", plan.shard_rank, plan.shard_world) : "",
            FormatBytes(report.bytes_read),
            report.bytes_verified == report.bytes_read ? ", every byte verified" : "",
@@ -112,10 +115,13 @@ Result<void> RunBoot(const Context& context) {
     const ProgressDisplay display(progress, options.common, options.stall_seconds);
     HP_ASSIGN(engine, Engine::Open(PosixEnv(), ToEngineOptions(context, &progress)));
     HP_TRY(engine->Plan());
-    if (!options.dry_run)
-      HP_TRY(engine->Boot([](const BootedLayer& layer) {
+    if (!options.dry_run) {
+      const Result<void> booted = engine->Boot([](const BootedLayer& layer) {
         Log(LogLevel::kDebug, "layer {} (model's {}) ready", layer.ordinal, layer.model_index);
-      }));
+      });
+      if (!booted)
+        return Fail(engine->plan().builds() ? WithResumeAdvice(booted.error()) : booted.error());
+    }
   }
   if (options.dry_run) {
     PrintLine(options.common.json ? engine->PlanJson() : PlanTable(engine->plan()));

@@ -1,4 +1,5 @@
 #include "base/format_text.h"
+#include "base/number_text.h"
 #include "base/units.h"
 #include "boot/build.h"
 #include "boot/describe.h"
@@ -30,21 +31,22 @@ Result<void> RunBuild(const Context& context) {
     const ProgressDisplay display(progress, options.common, options.stall_seconds);
     return Build(PosixEnv(), checkpoint, model, options.store, build);
   }();
-  HP_ASSIGN(const BuildReport report, std::move(built));
+  if (!built) return Fail(WithResumeAdvice(built.error()));
+  const BuildReport& report = *built;
   if (options.common.json) {
     PrintLine(BuildReportJson(report));
     return {};
   }
   if (options.common.quiet) return {};
-  PrintLine(Text("built {} of {} layers ({} were there){} into {}, generation {}",
-                 report.layers_built, report.layers_total, report.layers_attached,
+  PrintLine(Text("built {} of {} ({} were there){} into {}, generation {}", report.layers_built,
+                 Counted(report.layers_total, "layers"), report.layers_attached,
                  report.shard_world > 1 ? Text(" for {} ranks", report.shard_world) : "",
                  options.store, ToHex(report.generation)));
-  PrintLine(Text("read {}, wrote {}, {}, quantizing at {} with {} workers ({}), staging {}",
-                 FormatBytes(report.bytes_read), FormatBytes(report.bytes_built),
-                 FormatSeconds(report.seconds),
-                 FormatRate(report.bytes_read, report.seconds_quantize), report.worker_count,
-                 report.isa, FormatBytes(report.peak_staging_bytes)));
+  PrintLine(Text(
+      "read {}, wrote {}, {}, quantizing at {} with {} ({}), staging {}",
+      FormatBytes(report.bytes_read), FormatBytes(report.bytes_built),
+      FormatSeconds(report.seconds), FormatRate(report.bytes_read, report.seconds_quantize),
+      Counted(report.worker_count, "workers"), report.isa, FormatBytes(report.peak_staging_bytes)));
   return {};
 }
 

@@ -144,6 +144,14 @@ void ProgressDisplay::Show(double seconds_in_phase) {
   }
 }
 
+Status WithResumeAdvice(const Status& status) {
+  const bool ended =
+      status.code() == StatusCode::kInterrupted || status.code() == StatusCode::kTerminated;
+  if (!ended) return status;
+  return Status(status).Advice(
+      "what was published is whole: the same command goes on where this one stopped");
+}
+
 int ReportFailure(const Status& status, const CommonOptions& common) {
   // One object on stdout: a command that printed its report already has said there what is wrong.
   if (common.json && !output_printed) PrintLine(StatusJson(status));

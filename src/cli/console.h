@@ -47,6 +47,9 @@ class ProgressDisplay {
   std::thread thread_;
 };
 
+// What a build that a signal ended says beside that: running it again is all there is to do.
+Status WithResumeAdvice(const Status& status);
+
 // Prints the error as a person or, with --json, a program wants it, and returns its exit code.
 int ReportFailure(const Status& status, const CommonOptions& common);
 

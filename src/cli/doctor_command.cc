@@ -5,6 +5,7 @@
 #include "base/format_text.h"
 #include "base/limits.h"
 #include "base/memory.h"
+#include "base/number_text.h"
 #include "base/topology.h"
 #include "base/units.h"
 #include "boot/describe.h"
@@ -191,7 +192,8 @@ Result<void> Doctor::CheckStore() {
           Text("{}{}/{} {}", counts.empty() ? "" : ", ", present, files, EncodingName(encoding));
     if (encoding == Encoding::kBase && present < files)
       Add(false, "store",
-          Text("{} layers{} have no base tier: run `hotplane build`", files - present, of_ranks));
+          Text("no base tier of {}{}: run `hotplane build`", Counted(files - present, "layers"),
+               of_ranks));
   }
   Add(true, "store",
       Text("{}{}, generation {}, {}", counts, of_ranks, ToHex(generation.id()),

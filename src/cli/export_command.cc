@@ -4,6 +4,7 @@
 
 #include "base/format_text.h"
 #include "base/log.h"
+#include "base/number_text.h"
 #include "base/units.h"
 #include "boot/paired_generation.h"
 #include "boot/shard_choice.h"
@@ -65,11 +66,11 @@ void PrintHf(const Context& context, const Generation& generation, const HfExpor
                                          {"warnings", report.warnings}};
     PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   } else if (!options.common.quiet) {
-    PrintLine(
-        Text("wrote {} to {}: {} experts at base, {} at FP4, as BF16; {} other tensors and "
-             "{} files as they were",
-             FormatBytes(report.bytes_written), options.hf, report.experts_base, report.experts_fp4,
-             report.tensors_copied, report.files_copied.size()));
+    PrintLine(Text("wrote {} to {}: {} at base, {} at FP4, as BF16; {} and {} as they were",
+                   FormatBytes(report.bytes_written), options.hf,
+                   Counted(report.experts_base, "experts"), report.experts_fp4,
+                   Counted(report.tensors_copied, "other tensors"),
+                   Counted(report.files_copied.size(), "files")));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format_text.h"
+#include "base/number_text.h"
 #include "base/units.h"
 #include "boot/describe.h"
 #include "checkpoint/moe_source.h"
@@ -69,9 +70,9 @@ Result<void> InspectLayerFile(const Context& context, File& file) {
       layout.layer, layout.model_index,
       layout.shard_world > 1 ? Text(", rank {} of {}", layout.shard_rank, layout.shard_world) : "",
       g.experts, g.hidden, g.intermediate));
-  PrintLine(Text("  generation {}, format {}, {} ({} bytes), {} chunks", ToHex(layout.generation),
+  PrintLine(Text("  generation {}, format {}, {} ({} bytes), {}", ToHex(layout.generation),
                  kLayerFormatVersion, FormatBytes(layout.file_bytes), layout.file_bytes,
-                 layout.chunk_count));
+                 Counted(layout.chunk_count, "chunks")));
   PrintLine("  section         offset   bytes/expert         stride");
   for (const Section& section : layout.sections)
     PrintLine(Text("  {:<9} {:>12} {:>14} {:>14}", section.role, section.offset,
@@ -233,8 +234,8 @@ Result<void> InspectCheckpoint(const Context& context) {
   const std::vector<MoeLayerSurvey> surveys = SurveyMoe(checkpoint);
   if (!context.options.common.json) {
     PrintLine(Text("checkpoint  {}, scheme {}", DescribeModel(manifest), model.scheme));
-    PrintLine(Text("  {} files, {} tensors, fingerprint {}", checkpoint.files().size(),
-                   checkpoint.tensors().size(), ToHex(fingerprint)));
+    PrintLine(Text("  {}, {}, fingerprint {}", Counted(checkpoint.files().size(), "files"),
+                   Counted(checkpoint.tensors().size(), "tensors"), ToHex(fingerprint)));
     PrintLine(Text("  generation in a store: {} (zero mode auto)",
                    ToHex(GenerationOf(manifest.identity))));
     PrintSurvey(surveys, &model);

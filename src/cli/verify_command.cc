@@ -2,7 +2,9 @@
 
 #include "base/format_text.h"
 #include "base/log.h"
+#include "base/number_text.h"
 #include "base/units.h"
+#include "boot/paired_generation.h"
 #include "boot/verify_source.h"
 #include "cli/commands.h"
 #include "cli/console.h"
@@ -16,6 +18,18 @@ Result<SourceReport> VerifyPairing(const Context& context, const Generation& gen
   HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(PosixEnv(), context.options.source));
   HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
   return VerifySource(generation, checkpoint, model, pool, &context.cancel, progress);
+}
+
+// Of several generations the one that was built from --source. With one there is no choice, and the
+// checkpoint is not looked at before the store is known to be whole.
+Result<std::string> ChooseGeneration(const Context& context, const Store& store) {
+  const Options& options = context.options;
+  HP_ASSIGN(const std::vector<Store::Entry> found, store.FindGenerations(options.generation));
+  if (options.source.empty() || found.size() < 2) return options.generation;
+  HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(PosixEnv(), options.source));
+  HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
+  HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint, model));
+  return FindPairedGeneration(store, options.generation, fingerprint);
 }
 
 void PrintJson(const VerifyReport& report, const SourceReport& source, bool with_source) {
@@ -50,8 +64,8 @@ void PrintJson(const VerifyReport& report, const SourceReport& source, bool with
 Result<void> RunVerify(const Context& context) {
   const Options& options = context.options;
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
-  HP_ASSIGN(const Generation generation,
-            store.OpenGeneration(options.generation, OpenOptionsOf(context)));
+  HP_ASSIGN(const std::string name, ChooseGeneration(context, store));
+  HP_ASSIGN(const Generation generation, store.OpenGeneration(name, OpenOptionsOf(context)));
   WorkerPool pool(options.workers);
   Progress progress;
   VerifyReport report;
@@ -74,22 +88,23 @@ Result<void> RunVerify(const Context& context) {
     for (const VerifyFinding& finding : report.findings)
       PrintLine("BAD   " + finding.status.ToString());
     if (report.findings.empty() && !options.common.quiet) {
-      PrintLine(Text("OK    {} files, {} chunks, {}", report.files_checked, report.chunks_checked,
-                     FormatBytes(report.bytes_checked)));
+      PrintLine(Text("OK    {}, {}, {}", Counted(report.files_checked, "files"),
+                     Counted(report.chunks_checked, "chunks"), FormatBytes(report.bytes_checked)));
       if (!options.source.empty())
-        PrintLine(Text("OK    built from {}: {} tensors of {} layers, {}", options.source,
-                       source.tensors_checked, source.layers_checked,
+        PrintLine(Text("OK    built from {}: {} of {}, {}", options.source,
+                       Counted(source.tensors_checked, "tensors"),
+                       Counted(source.layers_checked, "layers"),
                        FormatBytes(source.bytes_checked)));
     }
   }
   if (report.findings.empty()) return {};
+  const std::string findings = Counted(report.findings.size(), "findings");
   // A file that could not be read says nothing about its content: never advise to remove it.
   for (const VerifyFinding& finding : report.findings)
     if (finding.status.code() == StatusCode::kSystem)
-      return Fail(Status(finding.status)
-                      .Because(Text("{} findings, among them what could not be read",
-                                    report.findings.size())));
-  return Fail(Status::Data(Text("{} findings in the store", report.findings.size()))
+      return Fail(
+          Status(finding.status).Because(Text("{}, among them what could not be read", findings)));
+  return Fail(Status::Data(Text("{} in the store", findings))
                   .File(generation.directory())
                   .Advice("remove the files named above and run `hotplane build` again: only "
                           "their layers are built"));

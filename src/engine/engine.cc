@@ -12,6 +12,7 @@
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/number_text.h"
 #include "base/topology.h"
 #include "base/units.h"
 #include "boot/describe.h"
@@ -132,6 +133,21 @@ Result<void> Engine::KeepOfCheckpoint(std::vector<Store::Entry>& candidates) {
   return {};
 }
 
+Result<void> Engine::CheckRoomForWanted() const {
+  HP_ASSIGN(const PlanConfig wanted, SelectWanted());
+  uint64_t bytes = 0;
+  const auto add = [&](const std::vector<uint32_t>& layers, Encoding encoding) {
+    for (const uint32_t layer : layers)
+      bytes +=
+          PlanLayerLayout(encoding,
+                          manifest_.layers[layer].geometry.OfShard(manifest_.identity.shard_world))
+              .file_bytes;
+  };
+  if (wanted.base) add(wanted.layers, Encoding::kBase);
+  add(wanted.delta_layers, wanted.delta_encodings.front());
+  return CheckRoomForNew(env_, options_.store_directory, manifest_, bytes);
+}
+
 Result<void> Engine::CreateGeneration() {
   HP_TRY(EnsureCold(/*may_write=*/true));
   Identity wanted;
@@ -140,7 +156,9 @@ Result<void> Engine::CreateGeneration() {
   manifest_ = cold_->MakeManifestLike(wanted);
   HP_TRY(CheckShardWorld(manifest_));
   HP_ASSIGN(rank_, ChooseRank(options_.shard, wanted.shard_world, options_.store_directory));
+  HP_TRY(Store::CheckPlace(env_, options_.store_directory));
   if (options_.dry_run) return {};
+  HP_TRY(CheckRoomForWanted());
   HP_ASSIGN(const Generation generation,
             Store::OpenOrCreateGeneration(env_, options_.store_directory, manifest_, Waiting()));
   generation_ = std::make_unique<Generation>(generation.ForRank(rank_));
@@ -188,7 +206,8 @@ Result<void> Engine::ComparePresent() {
   return {};
 }
 
-Result<PlanConfig> Engine::MakeConfig() const {
+// Layers and tiers, by what is asked for and the model.
+Result<PlanConfig> Engine::SelectWanted() const {
   PlanConfig config;
   HP_ASSIGN(config.layers, SelectLayers(options_.boot.layers, manifest_));
   config.base = options_.base;
@@ -204,6 +223,11 @@ Result<PlanConfig> Engine::MakeConfig() const {
         config.delta_layers.push_back(layer);
   }
   config.delta_encodings = options_.delta_encodings;
+  return config;
+}
+
+Result<PlanConfig> Engine::MakeConfig() const {
+  HP_ASSIGN(PlanConfig config, SelectWanted());
   config.base_residency = options_.boot.map ? Residency::kHost : options_.base_residency;
   HP_ASSIGN(config.device_bytes, DeviceBytes());
   config.reserve_bytes = options_.reserve_bytes;
@@ -252,11 +276,25 @@ Result<void> Engine::Plan() {
   for (const PlanEntry& entry : plan_->entries)
     if (entry.encoding == Encoding::kBase && entry.action != PlanAction::kSkip)
       bases_.push_back(&entry);
+  TellWhatStaysOnTheHost();
   std::lock_guard lock(mutex_);
   layers_.reserve(bases_.size());
   report_.bytes_metadata = probe.bytes_metadata;
   report_.seconds_plan = SecondsSince(start);
   return {};
+}
+
+// Of bases that go where there is room: who expected all of them on the device reads it here.
+void Engine::TellWhatStaysOnTheHost() const {
+  if (config_->base_residency != Residency::kAuto) return;
+  const auto on_host = std::count_if(bases_.begin(), bases_.end(), [](const PlanEntry* entry) {
+    return entry->residency == Residency::kHost;
+  });
+  if (on_host == 0) return;
+  Log(LogLevel::kInfo,
+      "{} of {} do not fit in the {} that there are for them: served from the page cache of the "
+      "host",
+      on_host, Counted(bases_.size(), "layers"), FormatBytes(plan_->device_limit_bytes));
 }
 
 Result<void> Engine::StartBuilds() {
@@ -463,8 +501,11 @@ Result<void> Engine::Recover(const Status& error) {
   const auto bad = std::find_if(bases_.begin(), bases_.end(), [&](const PlanEntry* entry) {
     return generation_->LayerPath(entry->layer, Encoding::kBase) == error.file();
   });
-  if (!of_file || bad == bases_.end() || options_.checkpoint.empty() || options_.no_build)
-    return Fail(error);
+  if (!of_file || bad == bases_.end()) return Fail(error);
+  if (options_.checkpoint.empty() || options_.no_build)
+    return Fail(Status(error).Advice(
+        "`hotplane boot --checkpoint CHECKPOINT` builds this layer again and boots; or remove the "
+        "file and run `hotplane build`"));
   const uint32_t layer = (*bad)->layer;
   if (!rebuilt_.insert(layer).second) return Fail(error);
   Warn(Text("layer {} is built again from the checkpoint: {}", layer, error.what()));

@@ -120,6 +120,9 @@ class Engine {
   Result<uint64_t> DeviceBytes() const;
   Result<void> OpenGeneration();
   LockWaiting Waiting() const;
+  Result<void> CheckRoomForWanted() const;
+  Result<PlanConfig> SelectWanted() const;
+  void TellWhatStaysOnTheHost() const;
   Result<void> KeepOfCheckpoint(std::vector<Store::Entry>& candidates);
   Result<void> CreateGeneration();
   // Opens the checkpoint and proves that it is the generation's; `may_write`: keeps its stamp.

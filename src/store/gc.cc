@@ -186,6 +186,7 @@ Result<GcReport> Store::CollectGarbage(Env& env, const std::string& directory,
   if (stat.type != FileType::kDirectory) {
     return Fail(Status::Usage("there is no store here").File(directory).Expected("a directory"));
   }
+  HP_TRY(CheckPlace(env, directory));
   HP_ASSIGN(const std::vector<std::string> names, env.List(directory));
   std::vector<std::string> generations;
   std::vector<std::string> matches;
@@ -197,10 +198,16 @@ Result<GcReport> Store::CollectGarbage(Env& env, const std::string& directory,
     if (!generation_prefix.empty() && name.starts_with(generation_prefix)) matches.push_back(name);
   }
   if (!generation_prefix.empty() && matches.size() != 1) {
-    return Fail(
-        Status::Usage(Text("{} generations begin with \"{}\"", matches.size(), generation_prefix))
-            .File(directory)
-            .Expected("exactly one"));
+    std::string there;
+    for (const std::string& name : matches.empty() ? generations : matches)
+      there += (there.empty() ? "" : ", ") + name;
+    return Fail(Status::Usage(matches.empty()
+                                  ? Text("no generation begins with \"{}\"", generation_prefix)
+                                  : Text("{} generations begin with \"{}\"", matches.size(),
+                                         generation_prefix))
+                    .File(directory)
+                    .Expected("exactly one")
+                    .Found(there.empty() ? "no generation at all" : there));
   }
   return Collector(env, directory, dry_run)
       .Collect(generations, matches.empty() ? std::string_view() : matches.front());

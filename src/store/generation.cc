@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/format_text.h"
 #include "base/log.h"
+#include "base/number_text.h"
 #include "store/generation_state.h"
 #include "store/locks.h"
 #include "store/paths.h"
@@ -45,8 +46,8 @@ Status RecordsDiffer(const SourceRecord& stored, const SourceRecord& offered,
         .Found(Text("{} with xxh3-128 {}", is.name, ToHex(is.digest)));
   }
   return Status(differs)
-      .Expected(Text("{} tensors", stored.tensors.size()))
-      .Found(Text("{} tensors", offered.tensors.size()));
+      .Expected(Counted(stored.tensors.size(), "tensors"))
+      .Found(Counted(offered.tensors.size(), "tensors"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "base/format_text.h"
 #include "base/log.h"
+#include "base/number_text.h"
 #include "store/generation_files.h"
 #include "store/generation_state.h"
 #include "store/locks.h"
@@ -42,11 +43,12 @@ Result<std::unique_ptr<FileLock>> TakeUsersLock(Env& env, const std::string& dir
 Result<void> CheckSameLayers(const Manifest& stored, const Manifest& offered,
                              const std::string& file) {
   if (stored.layers == offered.layers && stored.scheme == offered.scheme) return {};
-  return Fail(Status::Data("this checkpoint's description differs from the one in the store")
-                  .File(file)
-                  .Expected(Text("{} layers, scheme {}", stored.layers.size(), stored.scheme))
-                  .Found(Text("{} layers, scheme {}", offered.layers.size(), offered.scheme))
-                  .Advice("build into another store"));
+  return Fail(
+      Status::Data("this checkpoint's description differs from the one in the store")
+          .File(file)
+          .Expected(Text("{}, scheme {}", Counted(stored.layers.size(), "layers"), stored.scheme))
+          .Found(Text("{}, scheme {}", Counted(offered.layers.size(), "layers"), offered.scheme))
+          .Advice("build into another store"));
 }
 
 }  // namespace
@@ -81,6 +83,26 @@ Result<Generation> Store::LoadGeneration(Env& env, const std::string& directory,
   return Generation(std::move(state));
 }
 
+Result<void> Store::CheckPlace(Env& env, const std::string& directory) {
+  HP_ASSIGN(const FileStat manifest, env.Stat(JoinPath(directory, kManifestName)));
+  if (manifest.type == FileType::kInvalid) return {};
+  std::string path = directory;
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  const std::string name = path.substr(path.rfind('/') + 1);
+  const bool named = ParseGenerationName(name).has_value();
+  if (!named) {  // moved or copied from its store; or somebody's other file of that name
+    const std::string file = JoinPath(directory, kManifestName);
+    const auto bytes = ReadWholeFile(env, file, kSealedTextBytesMax);
+    if (!bytes || !DecodeManifest(AsText(*bytes), file)) return {};
+  }
+  return Fail(Status::Usage("this is the folder of one generation, not a store")
+                  .File(directory)
+                  .Expected("a folder of such folders")
+                  .Found(Text("a {} in it", kManifestName))
+                  .Advice(Text("give {}{}", named ? ParentPath(path) : "the folder that holds it",
+                               named ? Text(", with --generation {}", name.substr(0, 8)) : "")));
+}
+
 Result<Store> Store::Open(Env& env, const std::string& directory) {
   HP_ASSIGN(const FileStat stat, env.Stat(directory));
   if (stat.type == FileType::kInvalid) {
@@ -99,6 +121,7 @@ Result<Store> Store::Open(Env& env, const std::string& directory) {
   Store store(env, directory);
   HP_ASSIGN(const std::vector<Digest128> generations, store.ListGenerations());
   if (generations.empty()) {
+    HP_TRY(CheckPlace(env, directory));
     return Fail(Status::Data("the directory holds no quantized checkpoint")
                     .File(directory)
                     .Expected("a folder named by 32 hexadecimal digits with a manifest in it")
@@ -221,6 +244,7 @@ Result<Generation> Store::OpenOrCreateGeneration(Env& env, const std::string& di
                     .Expected("a directory, or nothing yet")
                     .Found(stat.type == FileType::kRegular ? "a file" : "a special file"));
   }
+  HP_TRY(CheckPlace(env, directory));
   for (int attempt = 1;; ++attempt) {
     Result<Generation> generation = TryCreateGeneration(env, directory, manifest, waiting);
     const bool removed = !generation && generation.error().error_number() == ENOENT;

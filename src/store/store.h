@@ -177,9 +177,12 @@ struct GcReport {
 
 class Store {
  public:
-  // kUsage when there is no such directory or it is a file, kData when it has no generation (with
-  // advice).
+  // kUsage when there is no such directory, it is a file, or a generation's own folder; kData when
+  // it has no generation (with advice).
   static Result<Store> Open(Env& env, const std::string& directory);
+
+  // kUsage naming its parent when `directory` is the folder of one generation.
+  static Result<void> CheckPlace(Env& env, const std::string& directory);
 
   const std::string& directory() const { return directory_; }
   // Directories that look like generations and have a manifest; sorted by name.

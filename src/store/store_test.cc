@@ -342,7 +342,7 @@ TEST_P(StoreTest, TheSourceRecordGuardsAgainstAnEditedCheckpoint) {
   EXPECT_NE(status.found().find(ToHex(Digest("edited"))), std::string::npos);
   edited.tensors.pop_back();
   edited.tensors[0] = record.tensors[0];
-  EXPECT_EQ(generation.PublishSourceRecord(edited).error().found(), "1 tensors");
+  EXPECT_EQ(generation.PublishSourceRecord(edited).error().found(), "1 tensor");
   // A record of another layer under this name is found.
   ASSERT_TRUE(env()
                   .Rename(JoinPath(generation.directory(), SourceRecordName(0)),

@@ -5,9 +5,11 @@ The cases are those of the table in docs/faults.md.
 """
 
 import os
+import re
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -110,6 +112,14 @@ class BadCheckpoint(unittest.TestCase):
         self.assertIn("layers.1.ffn.experts.2.w3.scale", done.stderr)
         self.assertIn("255", done.stderr)
         self.assertEqual([f for f in command.files_below(self.store) if "layer-0001" in f], [])
+
+    def test_expert_under_another_name(self):
+        tensors = command.mxfp4_tensors()
+        expert = "layers.1.ffn.experts.1."
+        tensors[expert + "wx.weight"] = tensors.pop(expert + "w1.weight")
+        command.write_checkpoint(self.model, tensors)
+        text = self.refused(3, "layers.1.ffn.experts.1.w1.weight", "layers.1.ffn.experts.1.wx")
+        self.assertNotIn("INT8", text)
 
     def test_missing_expert(self):
         tensors = command.mxfp4_tensors()
@@ -261,6 +271,81 @@ class BadStore(unittest.TestCase):
             command.must("boot", self.store, "--generation", name[:8])
         self.assertEqual(command.run("boot", self.store, "--generation", "x").returncode, 2)
 
+    def test_verify_chooses_the_generation_of_its_source(self):
+        other = command.write_checkpoint(os.path.join(self.root, "other"), command.bf16_tensors())
+        command.must("build", other, "--store", self.store, "-q")
+        for model, layers in ((self.model, 2), (other, 1)):
+            report = command.must_json("verify", self.store, "--source", model)
+            self.assertEqual(report["source"]["layers_checked"], layers)
+        self.assertEqual(command.run("verify", self.store).returncode, 2)
+        third = command.write_checkpoint(os.path.join(self.root, "third"),
+                                         command.mxfp4_tensors(layers=1))
+        done = command.run("verify", self.store, "--source", third)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        for name in os.listdir(self.store):
+            self.assertIn(name, done.stderr)
+
+    def test_a_generation_is_not_a_store(self):
+        generation = os.path.dirname(self.manifest)
+        before = command.files_below(self.store)
+        for path in (generation, generation + "/"):
+            for arguments in (["boot", path], ["boot", path, "--checkpoint", self.model],
+                              ["boot", path, "--checkpoint", self.model, "--dry-run"],
+                              ["build", self.model, "--store", path], ["gc", path],
+                              ["verify", path], ["inspect", path], ["warm", path]):
+                done = command.run(*arguments)
+                self.assertEqual(done.returncode, 2, (arguments, done.stderr))
+                self.assertIn(f"give {self.store}, with --generation", done.stderr)
+        self.assertEqual(command.files_below(self.store), before)
+        moved = os.path.join(self.root, "moved")
+        os.rename(generation, moved)
+        self.assertEqual(command.run("boot", moved).returncode, 2)
+
+    def test_gc_lists_the_generations_there_are(self):
+        done = command.run("gc", self.store, "--generation", "zz")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(os.path.basename(os.path.dirname(self.manifest)), done.stderr)
+
+    def test_what_to_do_about_a_bad_layer_without_a_checkpoint(self):
+        size = os.path.getsize(self.base)
+        for offset in (size - 4096 + 5, 100):  # in the data, in the header
+            flip(self.base, offset)
+            done = command.run("boot", self.store)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("--checkpoint CHECKPOINT", done.stderr)
+            flip(self.base, offset)
+
+    def test_one_is_not_plural(self):
+        flip(self.base, os.path.getsize(self.base) - 4096 + 5)
+        done = command.run("verify", self.store)
+        self.assertIn("error: 1 finding in the store", done.stderr)
+        single = os.path.join(self.root, "single")
+        model = command.write_checkpoint(os.path.join(self.root, "one"),
+                                         command.bf16_tensors(layers=1))
+        built = command.must("build", model, "--store", single).stdout
+        self.assertIn("built 1 of 1 layer (0 were there)", built)
+        self.assertIn("booted 1 layer,", command.must("boot", single).stdout)
+        for text in (command.must("inspect", model).stdout, command.must("inspect", single).stdout,
+                     command.must("verify", single, "--source", model).stdout, built):
+            self.assertIsNone(re.search(r"\b1 [a-zA-Z]*(?: [a-z]+)?(?<!bytes)s\b", text), text)
+
+    def test_what_stays_on_the_host_is_told(self):
+        done = command.must("boot", self.store, "--memory", "1")
+        self.assertIn("2 of 2 layers do not fit in the 1 B", done.stderr)
+        self.assertNotIn("do not fit", command.must("boot", self.store).stderr)
+        self.assertNotIn("do not fit", command.must("boot", self.store, "--map").stderr)
+
+    def test_layer_parser_on_what_cannot_be_read(self):
+        parser = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools",
+                              "parse_layer.py")
+        for path in (self.store + "/nowhere", self.store):
+            done = subprocess.run([sys.executable, parser, path], capture_output=True, text=True,
+                                  check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(path, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+        subprocess.run([sys.executable, parser, self.base], capture_output=True, check=True)
+
     def test_a_damaged_layer_is_built_again_alone(self):
         flip(self.base, 100)
         before = {f: os.stat(f).st_mtime_ns for f in command.files_below(self.store)}
@@ -311,7 +396,10 @@ class BadPlace(unittest.TestCase):
         done = command.run("build", self.model, "--store", os.path.join(place, "store"))
         self.assertEqual(done.returncode, 4, done.stderr)
         self.assertIn("free", done.stderr)
-        self.assertEqual([f for f in command.files_below(place) if "layer-" in f], [])
+        self.assertEqual(os.listdir(place), [])
+        done = command.run("boot", os.path.join(place, "store"), "--checkpoint", self.model)
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertEqual(os.listdir(place), [])
 
     def test_a_trace_that_does_not_fit(self):
         store = os.path.join(self.root, "whole")

@@ -168,12 +168,16 @@ class Signals(Fixture):
     def test_interrupted_builds_clean_up_and_can_go_on(self):
         self.synth(256)
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-            build = command.start("build", self.model, "--store", self.store)
+            build = subprocess.Popen(
+                [command.HOTPLANE, "build", self.model, "--store", self.store, "-q"],
+                stderr=subprocess.PIPE, text=True)
             while not self.temporaries():
                 time.sleep(0.001)
                 self.assertIsNone(build.poll(), "the build ended before it could be interrupted")
             build.send_signal(number)
-            self.assertEqual(build.wait(timeout=60), code)
+            said = build.communicate(timeout=60)[1]
+            self.assertEqual(build.returncode, code)
+            self.assertIn("the same command goes on where this one stopped", said)
             self.assertEqual(self.temporaries(), [])
         command.must("build", self.model, "--store", self.store, "-q")
         command.must("verify", self.store, "--source", self.model)
