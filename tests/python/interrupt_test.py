@@ -256,8 +256,9 @@ class CommandLine(WithStore):
 import os, sys
 os.environ["HOTPLANE_LIBRARY"] = "/none/lib/libhotplane.so"
 os.environ["PATH"] = ""
-from hotplane.__main__ import main
-sys.exit(main())
+import hotplane.__main__
+hotplane.__main__.__file__ = "/none/hotplane/__main__.py"  # a wheel has the program beside it
+sys.exit(hotplane.__main__.main())
 """)
         self.assertEqual(done.returncode, 1)
         self.assertIn("neither in the package", done.stderr)
