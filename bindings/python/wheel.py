@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -81,6 +82,13 @@ def built(build_dir):
     return Path(build_dir, "lib", "libhotplane.so"), Path(build_dir, "bin", "hotplane")
 
 
+def stripped(path):
+    """The file's bytes without symbols for debuggers, which are most of some builds."""
+    with tempfile.NamedTemporaryFile() as out:
+        subprocess.run(["strip", "--strip-unneeded", "-o", out.name, path], check=True)
+        return Path(out.name).read_bytes()
+
+
 def package_files(folder):
     return sorted(path for path in Path(folder).rglob("*")
                   if path.is_file() and "__pycache__" not in path.parts)
@@ -98,8 +106,8 @@ def make_wheel(out, build_dir):
     info = f"hotplane-{version()}.dist-info"
     files = {f"hotplane/{path.relative_to(PACKAGE).as_posix()}": (path.read_bytes(), 0o644)
              for path in package_files(PACKAGE)}
-    files["hotplane/lib/libhotplane.so"] = (library.read_bytes(), 0o755)
-    files["hotplane/bin/hotplane"] = (program.read_bytes(), 0o755)
+    files["hotplane/lib/libhotplane.so"] = (stripped(library), 0o755)
+    files["hotplane/bin/hotplane"] = (stripped(program), 0o755)
     files[f"{info}/METADATA"] = (metadata().encode(), 0o644)
     files[f"{info}/LICENSE"] = ((ROOT / "LICENSE").read_bytes(), 0o644)
     files[f"{info}/WHEEL"] = (
