@@ -162,7 +162,7 @@ def cold_cases(cases, store):
 def warm_cases(cases, store, layers):
     cases.run("warm", store)
     cases.run("warm, not verified", store, "--verify", "none")
-    cases.run("warm, half of it on the host", store, "--base", "auto", "--memory",
+    cases.run("warm, half of it to the host beside it", store, "--base", "auto", "--memory",
               str(half_planes(store)))
     cases.run("warm, a range of layers", store, "--layers", f"{layers // 4}-{layers // 2 - 1}")
 

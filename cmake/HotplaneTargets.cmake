@@ -64,7 +64,7 @@ endfunction()
 
 add_custom_target(thread_tests)
 add_custom_target(fuzzers)
-set(HP_THREADED base io store boot engine capi)
+set(HP_THREADED base io moe store boot engine capi)
 
 # hp_test(<folder> SOURCES <files> [NAME <name>] [DEPS <folders>] [LABELS <labels>]
 # [ENVIRONMENT <variables>]): <name>_test, registered test by test.

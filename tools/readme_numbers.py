@@ -188,8 +188,8 @@ def case_rows(cases):
         return []
     raw = max(cases["disk_gigabytes_per_second"].values())
     lines = ["", f"Whole runs of `hotplane boot --device cuda`, {cases['layers']} layers, medians "
-             f"of {cases['rounds']} (`{cases['command']}`); plain reads of the disk gave "
-             f"{raw:.2f} GB/s at best in the same run.", "",
+             f"of {cases['rounds']} (`{cases['command']}`), commit {cases['commit']}. Plain reads "
+             f"of the disk, 8 of 4 MiB at a time, gave at most {raw:.2f} GB/s in the same run.", "",
              "| boot into the GPU | bytes | seconds | reached |", "|---|---|---|---|"]
     for entry in cases["rows"]:
         lines.append(f"| {entry['case']} | {entry['bytes'] / 2**30:.2f} GiB | "

@@ -469,7 +469,8 @@ typedef struct hotplane_moe {
 HOTPLANE_API void hotplane_moe_init(hotplane_moe* call);
 /* Results are the same to the bit for every number of threads, run, CPU, and whatever other tokens
  * are in the call; FP4 also from either encoding. Calls of several threads take turns. Of a sharded
- * store this rank's part of the sum.
+ * store this rank's part of the sum. HOTPLANE_ISA in the environment forces an instruction set
+ * ("scalar", "avx2", "avx512") when the engine is opened.
  * HOTPLANE_USAGE for NULL, ids out of range, activations or weights that are not finite, a layer
  * that is not published or that lives on a device; HOTPLANE_DATA for an expert that was not booted,
  * or whose delta record is absent or damaged; HOTPLANE_CAPACITY when memory is short. What is in y

@@ -23,6 +23,12 @@ Result<std::string> FindPairedGeneration(const Store& store, std::string_view pr
                     .File(store.directory())
                     .Found(Store::ListText(mine))
                     .Advice("choose one with --generation"));
+  if (mine.empty() && found.size() > 1)
+    return Fail(Status::Data("no generation of this store was built from this checkpoint")
+                    .File(store.directory())
+                    .Expected(Text("a generation of fingerprint {}", ToHex(fingerprint)))
+                    .Found(Store::ListText(found))
+                    .Advice("build it first, or give the checkpoint that the store is of"));
   return mine.empty() ? std::string(prefix) : ToHex(mine.front().id);
 }
 

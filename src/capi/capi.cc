@@ -1,6 +1,7 @@
 // Opening, booting and closing; errors and logs.
 #include <csignal>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -150,6 +151,7 @@ Result<std::shared_ptr<EngineState>> Open(const char* store, const hotplane_boot
   state->on_layer = options.on_layer;
   state->user = options.user;
   EngineOptions engine;
+  if (const char* const isa = std::getenv("HOTPLANE_ISA"); isa != nullptr) engine.isa = isa;
   engine.store_directory = store;
   engine.generation_prefix = OrEmpty(options.generation);
   engine.boot.layers = OrEmpty(options.layers);

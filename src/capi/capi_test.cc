@@ -489,6 +489,18 @@ TEST_F(CapiTest, TheOperatorTakesWhatIsRightAndRefusesTheRest) {
   ASSERT_EQ(hotplane_describe(engine, &store), HOTPLANE_OK);
   EXPECT_EQ(store.activation, HOTPLANE_SILU);
   hotplane_close(engine);
+
+  ids[3] = 1;
+  const std::vector<float> best = y;
+  for (const char* isa : {"scalar", "mmx"}) {
+    ASSERT_EQ(setenv("HOTPLANE_ISA", isa, 1), 0);
+    ASSERT_EQ(hotplane_boot(store_.c_str(), nullptr, &engine), HOTPLANE_OK);
+    ASSERT_EQ(unsetenv("HOTPLANE_ISA"), 0);
+    const bool known = isa == std::string("scalar");
+    EXPECT_EQ(hotplane_moe_forward(engine, &call), known ? HOTPLANE_OK : HOTPLANE_USAGE);
+    EXPECT_EQ(y, best);
+    hotplane_close(engine);
+  }
 }
 
 // A checkpoint beside the store of the fixture.

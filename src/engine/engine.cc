@@ -61,7 +61,8 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
     cache_bytes = std::max(cache_bytes, options.pin_delta_bytes);
     engine->records_ =
         std::make_unique<ExpertRecords>(*engine->generation_, engine->options_.records);
-    engine->compute_ = std::make_unique<ExpertCompute>(*engine->records_, options.worker_count);
+    engine->compute_ =
+        std::make_unique<ExpertCompute>(*engine->records_, options.worker_count, options.isa);
   }
   return engine;
 }

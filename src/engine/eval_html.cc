@@ -21,12 +21,12 @@ struct Row {
   std::optional<double> share, loss, bytes_scored, top1_agreement;
 };
 
-struct Precision {
+struct FixedRow {
   std::string_view name;
   std::string_view shown;
   std::string_view css;
 };
-constexpr Precision kFixed[] = {
+constexpr FixedRow kFixed[] = {
     {"base", "base", "quantize"}, {"fp4", "FP4", "read"}, {"source", "source", "verify"}};
 
 class Page {
@@ -63,7 +63,7 @@ class Page {
 
   void Tiles() {
     out_ += "<div class=\"tiles\">\n";
-    for (const Precision& fixed : kFixed) {
+    for (const FixedRow& fixed : kFixed) {
       const Row* const row = Find(fixed.name);
       if (row != nullptr && row->loss)
         Add("<div class=\"tile\"><b>{:.5f}</b><span>loss, {}</span></div>\n", *row->loss,
@@ -93,7 +93,7 @@ class Page {
     chart.x_name = "share of routed weight at FP4";
     chart.x_step = 0.1;
     chart.x_percent = true;
-    for (const Precision& fixed : kFixed) {
+    for (const FixedRow& fixed : kFixed) {
       const Row* const row = Find(fixed.name);
       if (row != nullptr && row->*figure)
         chart.references.push_back({fixed.css,

@@ -1,8 +1,11 @@
 #include "engine/expert_compute.h"
 
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/format_text.h"
+#include "base/log.h"
 
 namespace hotplane {
 namespace {
@@ -31,31 +34,19 @@ Result<Precision> PrecisionOf(const MoeRequest& request, uint32_t expert) {
 }  // namespace
 
 WorkerPool& ExpertCompute::pool() {
-  const std::lock_guard lock(pool_mutex_);
+  const std::lock_guard lock(mutex_);
   if (pool_ == nullptr) pool_ = std::make_unique<WorkerPool>(worker_count_);
   return *pool_;
 }
 
-Result<void> ExpertCompute::AddExpert(const BootedLayer& layer, uint32_t expert,
-                                      Precision precision, std::vector<PinnedRecord>& pinned,
-                                      ExpertWeights& weights) {
-  const size_t experts = layer.geometry.experts;
-  const size_t index = expert - layer.first_expert;
-  weights.precision = precision;
-  weights.planes13 = PieceOf(layer.planes13, experts, index);
-  weights.sc13 = PieceOf(layer.sc13, experts, index);
-  weights.planes2 = PieceOf(layer.planes2, experts, index);
-  weights.sc2 = PieceOf(layer.sc2, experts, index);
-  weights.bias13 = PieceOf(layer.bias13, experts, index);
-  weights.bias2 = PieceOf(layer.bias2, experts, index);
-  if (precision == Precision::kBase) return {};
-  HP_ASSIGN(PinnedRecord record,
-            records_.Get(RecordKind::kDelta, {layer.ordinal, expert}, RecordAccess::kDemand));
-  weights.fp_encoding = record.shape.encoding;
-  weights.fp13 = PartOf(record, "fp13");
-  weights.fp2 = PartOf(record, "fp2");
-  pinned.push_back(std::move(record));
-  return {};
+Result<const MoeKernels*> ExpertCompute::Kernels() {
+  const std::lock_guard lock(mutex_);
+  if (kernels_ != nullptr) return kernels_;
+  HP_ASSIGN(kernels_,
+            SelectMoeKernels(isa_.empty() ? std::nullopt : std::optional<std::string_view>(isa_)));
+  Log(LogLevel::kInfo, "experts are computed with {}, {}", kernels_->name,
+      isa_.empty() ? "the best this CPU runs" : "as asked for");
+  return kernels_;
 }
 
 Result<std::vector<ExpertWeights>> ExpertCompute::AddExperts(const BootedLayer& layer,
@@ -63,17 +54,37 @@ Result<std::vector<ExpertWeights>> ExpertCompute::AddExperts(const BootedLayer& 
                                                              uint32_t expert_count,
                                                              std::vector<PinnedRecord>& pinned) {
   std::vector<ExpertWeights> experts(expert_count);
-  const uint32_t end = layer.first_expert + layer.geometry.experts;
+  std::vector<uint32_t> fp4;
+  const size_t booted = layer.geometry.experts;
   for (size_t i = 0; i < request.token_count * request.top_k; ++i) {
     const auto expert = static_cast<uint32_t>(request.ids[i]);
-    if (experts[expert].precision != Precision::kInvalid) continue;
-    if (expert < layer.first_expert || expert >= end)
+    ExpertWeights& weights = experts[expert];
+    if (weights.precision != Precision::kInvalid) continue;
+    if (expert < layer.first_expert || expert - layer.first_expert >= booted)
       return Fail(Status::Data(Text("layer {}: expert {} was not booted", layer.ordinal, expert))
-                      .Expected(Text("experts {} to {}", layer.first_expert, end - 1))
+                      .Expected(Text("experts {} to {}", layer.first_expert,
+                                     layer.first_expert + booted - 1))
                       .Advice("boot all experts that the router can choose"));
-    HP_ASSIGN(const Precision precision, PrecisionOf(request, expert));
-    HP_TRY(AddExpert(layer, expert, precision, pinned, experts[expert]));
+    HP_ASSIGN(weights.precision, PrecisionOf(request, expert));
+    const size_t index = expert - layer.first_expert;
+    weights.planes13 = PieceOf(layer.planes13, booted, index);
+    weights.sc13 = PieceOf(layer.sc13, booted, index);
+    weights.planes2 = PieceOf(layer.planes2, booted, index);
+    weights.sc2 = PieceOf(layer.sc2, booted, index);
+    weights.bias13 = PieceOf(layer.bias13, booted, index);
+    weights.bias2 = PieceOf(layer.bias2, booted, index);
+    if (weights.precision == Precision::kFp4) fp4.push_back(expert);
   }
+  pinned.resize(fp4.size());
+  HP_TRY(pool().ParallelFor(fp4.size(), [&](size_t i, size_t) -> Result<void> {
+    ExpertWeights& weights = experts[fp4[i]];
+    HP_ASSIGN(pinned[i],
+              records_.Get(RecordKind::kDelta, {layer.ordinal, fp4[i]}, RecordAccess::kDemand));
+    weights.fp_encoding = pinned[i].shape.encoding;
+    weights.fp13 = PartOf(pinned[i], "fp13");
+    weights.fp2 = PartOf(pinned[i], "fp2");
+    return {};
+  }));
   return experts;
 }
 
@@ -107,8 +118,8 @@ Result<void> ExpertCompute::Forward(const BootedLayer& layer, const Activation& 
   HP_ASSIGN(const std::vector<ExpertWeights> experts,
             AddExperts(layer, request, call.geometry.experts, pinned));
   call.experts = experts;
-  static const MoeKernels& kernels = *AvailableMoeKernels().front();
-  return MoeForward(call, kernels, pool());
+  HP_ASSIGN(const MoeKernels* const kernels, Kernels());
+  return MoeForward(call, *kernels, pool());
 }
 
 }  // namespace hotplane

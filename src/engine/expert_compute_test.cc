@@ -185,6 +185,41 @@ TEST_F(ExpertComputeTest, AMappedFileThatIsCutShortIsAnError) {
   ExpectReference(*engine, Request(1));
 }
 
+// The biases are the last sections of a file.
+TEST_F(ExpertComputeTest, MappedBiasesThatAreCutShortAreAnError) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a jump out of a signal handler confuses ThreadSanitizer";
+#endif
+  InstallFaultGuard();
+  ASSERT_NO_FATAL_FAILURE(MakeStore({Encoding::kBase}, true));
+  EngineOptions options;
+  options.boot.map = true;
+  const auto engine = Boot(options);
+  const LayerLayout layout = PlanLayerLayout(Encoding::kBase, engine->generation().geometry(0));
+  const Section* const biases = layout.Find("bias13");
+  ASSERT_NE(biases, nullptr);
+  const auto kept = static_cast<off_t>(biases->offset / 4096 * 4096);
+  ASSERT_EQ(truncate((store_ + "/" + generation_ + "/layer-0000.base").c_str(), kept), 0);
+  ExpectFailure(*engine, Request(0), StatusCode::kData, "cut short");
+}
+
+TEST_F(ExpertComputeTest, TheInstructionSetCanBeForced) {
+  ASSERT_NO_FATAL_FAILURE(MakeStore({Encoding::kBase}));
+  std::vector<std::vector<float>> results;
+  for (const char* isa : {"", "scalar"}) {
+    EngineOptions options;
+    options.isa = isa;
+    const auto engine = Boot(options);
+    ExpectReference(*engine, Request(0));
+    results.push_back(y_);
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EngineOptions options;
+  options.isa = "mmx";
+  const auto engine = Boot(options);
+  ExpectFailure(*engine, Request(0), StatusCode::kUsage, "instruction set");
+}
+
 TEST_F(ExpertComputeTest, WhatIsNotThereIsNamedAndNeverZero) {
   ASSERT_NO_FATAL_FAILURE(MakeStore({Encoding::kBase}));
   EngineOptions options;

@@ -206,21 +206,33 @@ class Refusals : public testing::Test {
 };
 
 TEST_F(Refusals, AnotherCheckpoint) {
-  for (const auto& [path, content] : env_.Files()) {
-    if (path.rfind(kTestCheckpoint, 0) == 0) {
-      ASSERT_TRUE(env_.Remove(path));
+  const auto replace_checkpoint = [this](uint64_t seed) {
+    for (const auto& [path, content] : env_.Files()) {
+      if (path.rfind(kTestCheckpoint, 0) == 0) {
+        ASSERT_TRUE(env_.Remove(path));
+      }
     }
-  }
-  SynthCheckpointOptions other = SmallModel(SourceFormat::kBf16);
-  other.geometry = {3, 512, 512};
-  other.seed = 8;
-  WriteCheckpoint(env_, other);
+    SynthCheckpointOptions other = SmallModel(SourceFormat::kBf16);
+    other.geometry = {3, 512, 512};
+    other.seed = seed;
+    WriteCheckpoint(env_, other);
+  };
+  replace_checkpoint(8);
   EXPECT_EQ(Error().exit_code(), 3);
   const Checkpoint checkpoint = Checkpoint::Open(env_, kTestCheckpoint).value();
   const auto paired = OpenPairedGeneration(Store::Open(env_, kTestStore).value(), "", checkpoint,
                                            DiscoverMoe(checkpoint).value(), {});
   ASSERT_FALSE(paired);
   EXPECT_EQ(paired.error().exit_code(), 3);
+
+  // The same of a store with two generations, of which neither is right.
+  ASSERT_TRUE(BuildStore(env_, BothTiers()));
+  replace_checkpoint(9);
+  const Checkpoint third = Checkpoint::Open(env_, kTestCheckpoint).value();
+  const auto none = OpenPairedGeneration(Store::Open(env_, kTestStore).value(), "", third,
+                                         DiscoverMoe(third).value(), nullptr);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().exit_code(), 3) << none.error().ToString();
 }
 
 // The fingerprint samples pages; the digests of the source records see all of them.

@@ -135,16 +135,6 @@ class Reader {
 
 }  // namespace
 
-std::string_view PrecisionName(Precision precision) {
-  return precision == Precision::kFp4 ? "fp4" : "base";
-}
-
-std::optional<Precision> ParsePrecision(std::string_view name) {
-  if (name == "base") return Precision::kBase;
-  if (name == "fp4") return Precision::kFp4;
-  return std::nullopt;
-}
-
 PrecisionMap PrecisionMap::Uniform(Precision precision, const Manifest& manifest) {
   PrecisionMap map;
   for (const ManifestLayer& layer : manifest.layers)

@@ -10,17 +10,10 @@
 #include <vector>
 
 #include "base/status.h"
+#include "format/kinds.h"
 #include "format/manifest.h"
 
 namespace hotplane {
-
-enum class Precision : uint8_t {
-  kInvalid = 0,
-  kBase,  // the 2-bit code's value
-  kFp4,   // the nibble's value
-};
-std::string_view PrecisionName(Precision precision);  // "base", "fp4"
-std::optional<Precision> ParsePrecision(std::string_view name);
 
 // Immutable; thread-safe.
 class PrecisionMap {

@@ -68,4 +68,14 @@ std::optional<ZeroMode> ParseZeroMode(std::string_view name) {
   return std::nullopt;
 }
 
+std::string_view PrecisionName(Precision precision) {
+  return precision == Precision::kFp4 ? "fp4" : "base";
+}
+
+std::optional<Precision> ParsePrecision(std::string_view name) {
+  if (name == "base") return Precision::kBase;
+  if (name == "fp4") return Precision::kFp4;
+  return std::nullopt;
+}
+
 }  // namespace hotplane

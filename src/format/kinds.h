@@ -47,6 +47,15 @@ enum class ZeroMode : uint8_t { kInvalid = 0, kAuto, kSign, kAlternate };
 std::string_view ZeroModeName(ZeroMode mode);  // "auto", "sign", "alt"
 std::optional<ZeroMode> ParseZeroMode(std::string_view name);
 
+// Which of its tiers an expert's weights are taken from.
+enum class Precision : uint8_t {
+  kInvalid = 0,
+  kBase = 1,  // the 2-bit code's value
+  kFp4 = 2,   // the nibble's value
+};
+std::string_view PrecisionName(Precision precision);  // "base", "fp4"
+std::optional<Precision> ParsePrecision(std::string_view name);
+
 // The shape of one MoE layer (of one shard of it).
 struct LayerGeometry {
   uint32_t experts = 0;       // E

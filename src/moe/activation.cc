@@ -73,15 +73,18 @@ void QuantizeActivations(const float* x, size_t count, int8_t* values, float* sc
   constexpr float kSmallest = 0x1p-100f;
   for (size_t block = 0; block < count / kScaleBlock; ++block) {
     const float* from = x + block * kScaleBlock;
-    float amax = 0;
-    for (size_t i = 0; i < kScaleBlock; ++i) amax = std::max(amax, std::fabs(from[i]));
+    // By bits, where NaN is above infinity: it must not vanish from a maximum.
+    uint32_t largest = 0;
+    for (size_t i = 0; i < kScaleBlock; ++i)
+      largest = std::max(largest, std::bit_cast<uint32_t>(from[i]) & 0x7FFFFFFFu);
+    const auto amax = std::bit_cast<float>(largest);
     const bool zero = amax < kSmallest;
     const float inverse = zero ? 0.0f : 127.0f / amax;
     int32_t sum = 0;
     for (size_t i = 0; i < kScaleBlock; ++i) {
       const float shifted = from[i] * inverse + kRounder;
       // Of activations that are not finite (overflow further up) any value will do: their scale is
-      // not finite either.
+      // infinity or NaN, and so is what it is multiplied into.
       const int32_t value = std::clamp(static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) -
                                                             std::bit_cast<uint32_t>(kRounder)),
                                        -127, 127);

@@ -16,8 +16,8 @@ void Activate(const Activation& activation, const float* gate, const float* up, 
               float* out);
 
 // values[ValuePlace(i)] = round-half-even(x[i] / scale) with scale = amax/127 for each block of 32;
-// a block whose amax is below 2^-100 is zeros. starts[f] are those of QuantizedRow for both strip
-// formats. `count` is a multiple of 32.
+// a block whose amax is below 2^-100 is zeros, the scale of one with infinity or NaN is that.
+// starts[f] are those of QuantizedRow for both strip formats. `count` is a multiple of 32.
 void QuantizeActivations(const float* x, size_t count, int8_t* values, float* scales,
                          int32_t* const starts[kStripFormats]);
 

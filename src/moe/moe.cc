@@ -145,7 +145,11 @@ class Forward {
   Result<const std::byte*> Merge(const Matrix& matrix, size_t strip, size_t strips, uint32_t expert,
                                  size_t worker);
 
-  // A few tokens are quicker done than handed to other threads.
+  Result<void> AddBias(const std::byte* bias, size_t piece, uint32_t expert, size_t count,
+                       float* out) const;
+
+  // From here on other threads are woken for what is done once per element: 64 Ki elements take
+  // about as long (20 us) as waking them.
   static constexpr size_t kParallelElements = size_t{64} << 10;
 
   const MoeCall& call_;
@@ -248,12 +252,13 @@ Result<void> Forward::Multiply(const Matrix& matrix, size_t piece, const Rows& f
   const size_t step = matrix.quintals != nullptr ? 2 : kPieceStrips;
   for (size_t s = 0; s < kPieceStrips; s += step) {
     const size_t strip = piece * kPieceStrips + s;
-    const std::byte* elements =
-        matrix.format == StripFormat::kCodes
-            ? matrix.codes + strip * CodePlaneBytes(kStripRows, matrix.k)
-            : matrix.nibbles + strip * NibblePlaneBytes(kStripRows, matrix.k);
+    const std::byte* elements = nullptr;
     if (matrix.quintals != nullptr) {
       HP_ASSIGN(elements, Merge(matrix, strip, step, expert, worker));
+    } else if (matrix.format == StripFormat::kNibbles) {
+      elements = matrix.nibbles + strip * NibblePlaneBytes(kStripRows, matrix.k);
+    } else {
+      elements = matrix.codes + strip * CodePlaneBytes(kStripRows, matrix.k);
     }
     const std::byte* scales = matrix.scales + strip * ScalePlaneBytes(kStripRows, matrix.k);
     float* to = out + s * rows.size() * kStripRows;
@@ -269,14 +274,19 @@ Result<void> Forward::Multiply(const Matrix& matrix, size_t piece, const Rows& f
 }
 
 // Adds the biases of a piece to each token's outputs.
-void AddBias(const std::byte* bias, size_t first_row, size_t count, float* out) {
-  if (bias == nullptr) return;
+Result<void> Forward::AddBias(const std::byte* bias, size_t piece, uint32_t expert, size_t count,
+                              float* out) const {
+  if (bias == nullptr) return {};
   std::array<float, kPieceRows> of_piece;
-  std::memcpy(of_piece.data(), bias + first_row * sizeof(float), sizeof of_piece);
+  const std::byte* from = bias + piece * sizeof of_piece;
+  const bool read =
+      ReadWeights(call_.mapped, [&] { std::memcpy(of_piece.data(), from, sizeof of_piece); });
+  if (!read) return Fail(CutShort(call_, expert));
   for (size_t s = 0; s < kPieceStrips; ++s)
     for (size_t i = 0; i < count; ++i)
       for (size_t row = 0; row < kStripRows; ++row)
         out[(s * count + i) * kStripRows + row] += of_piece[s * kStripRows + row];
+  return {};
 }
 
 // One token's outputs of a piece, by row.
@@ -299,8 +309,8 @@ Result<void> Forward::GateUp(const Routing::Group& group, size_t piece, size_t w
     const std::span<const uint32_t> rows(tokens.data(), count);
     HP_TRY(Multiply(w13, piece, x_, rows, group.expert, worker, gate.data()));
     HP_TRY(Multiply(w13, up_piece, x_, rows, group.expert, worker, up.data()));
-    AddBias(bias, piece * kPieceRows, count, gate.data());
-    AddBias(bias, up_piece * kPieceRows, count, up.data());
+    HP_TRY(AddBias(bias, piece, group.expert, count, gate.data()));
+    HP_TRY(AddBias(bias, up_piece, group.expert, count, up.data()));
     Activate(call_.activation, gate.data(), up.data(), count * kPieceRows, gate.data());
     for (size_t i = 0; i < count; ++i) {
       std::array<float, kPieceRows> hidden;
@@ -320,7 +330,7 @@ Result<void> Forward::Down(const Routing::Group& group, size_t piece, size_t wor
     const std::span<const uint32_t> assignments(routing_.order.data() + begin, count);
     std::array<float, kTokensMax * kPieceRows> out;
     HP_TRY(Multiply(w2, piece, hidden_, assignments, group.expert, worker, out.data()));
-    AddBias(bias, piece * kPieceRows, count, out.data());
+    HP_TRY(AddBias(bias, piece, group.expert, count, out.data()));
     for (size_t i = 0; i < count; ++i)
       Gather(out.data(), count, i,
              results_.data() + assignments[i] * call_.geometry.n2() + piece * kPieceRows);
@@ -360,8 +370,8 @@ Result<void> CheckMoeCall(const MoeCall& call) {
   if (call.y == nullptr) return null("y");
   if (call.top_k > 0 && call.ids == nullptr) return null("ids");
   if (call.top_k > 0 && call.weights == nullptr) return null("weights");
-  // Assignments are counted in 32 bits.
-  if (call.top_k > UINT32_MAX / call.token_count)
+  // Tokens and assignments are counted in 32 bits.
+  if (call.token_count > UINT32_MAX / std::max<size_t>(call.top_k, 1))
     return Fail(Status::Usage(Text("layer {}: too many tokens in one call", call.layer))
                     .Expected(Text("tokens * experts per token at most {}", UINT32_MAX))
                     .Found(Text("{} * {}", call.token_count, call.top_k)));

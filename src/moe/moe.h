@@ -36,7 +36,6 @@
 
 namespace hotplane {
 
-enum class Precision : uint8_t { kInvalid = 0, kBase = 1, kFp4 = 2 };
 enum class Arithmetic : uint8_t { kInvalid = 0, kFast = 1, kExact = 2 };
 
 // Where one expert's parts are: each a plane of the whole matrix (docs/format/planes.md), 64-byte

@@ -25,6 +25,7 @@ struct Options {
   bool smoke = false;
   size_t repetitions = 5;
   size_t workers = 0;
+  std::string isa;  // empty: the best one
   std::string json_path;
 };
 
@@ -204,7 +205,9 @@ std::string Json(const std::vector<Measured>& all, const MoeKernels& kernels, si
 
 Result<void> Measure(const Options& options) {
   WorkerPool pool(options.workers);
-  HP_ASSIGN(const MoeKernels* kernels, SelectMoeKernels(std::nullopt));
+  HP_ASSIGN(const MoeKernels* kernels,
+            SelectMoeKernels(options.isa.empty() ? std::nullopt
+                                                 : std::optional<std::string_view>(options.isa)));
   const LayerGeometry geometry =
       options.smoke ? LayerGeometry{12, 256, 128, false} : LayerGeometry{256, 4096, 2048, false};
   if (!options.smoke) HP_TRY(BackFreeMemory(uint64_t{7} << 30));
@@ -241,13 +244,16 @@ bool Parse(int argc, char** argv, Options& options) {
       options.repetitions = std::max(1ul, std::strtoul(argv[++i], nullptr, 10));
     } else if (arg == "--workers" && value) {
       options.workers = std::strtoul(argv[++i], nullptr, 10);
+    } else if (arg == "--isa" && value) {
+      options.isa = argv[++i];
     } else if (arg == "--json" && value) {
       options.json_path = argv[++i];
     } else {
-      std::fprintf(stderr,
-                   "usage: %s [--smoke] [--repetitions N] [--workers N] [--json FILE]\n"
-                   "no such option, or its value is missing: %s\n",
-                   argv[0], argv[i]);
+      std::fprintf(
+          stderr,
+          "usage: %s [--smoke] [--repetitions N] [--workers N] [--isa NAME] [--json FILE]\n"
+          "no such option, or its value is missing: %s\n",
+          argv[0], argv[i]);
       return false;
     }
   }

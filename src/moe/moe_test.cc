@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "moe/moe_testing.h"
@@ -52,6 +53,13 @@ const Case kCases[] = {
     {"gpt-oss beyond its clamps", 6, 128, 64, 6, 3, kGptOss, true, Mix::kMixed, Ids::kRandom, 30},
     {"small activations", 4, 64, 64, 3, 2, kSilu, false, Mix::kMixed, Ids::kRandom, 1e-6f},
 };
+
+const Case& CaseNamed(std::string_view name) {
+  for (const Case& c : kCases)
+    if (c.name == name) return c;
+  ADD_FAILURE() << "no case " << name;
+  return kCases[0];
+}
 
 // A call with all that it points to.
 struct Problem {
@@ -127,7 +135,7 @@ TEST(MoeForward, EveryVariantIsWithinTheBoundOfFloat64) {
 TEST(MoeForward, TheErrorIsSmallBesideTheResult) {
   WorkerPool pool(2);
   for (const Arithmetic arithmetic : {Arithmetic::kExact, Arithmetic::kFast}) {
-    Problem problem(kCases[10], 7);
+    Problem problem(CaseNamed("prefill"), 7);
     problem.call.arithmetic = arithmetic;
     const MoeReference reference = ReferenceMoe(problem.call);
     const std::vector<float> y = problem.Run(*AvailableMoeKernels().front(), pool);
@@ -136,13 +144,15 @@ TEST(MoeForward, TheErrorIsSmallBesideTheResult) {
       errors += std::pow(double{y[i]} - reference.y[i], 2);
       squares += std::pow(reference.y[i], 2);
     }
-    EXPECT_LT(std::sqrt(errors / squares), arithmetic == Arithmetic::kFast ? 0.02 : 1e-6);
+    // sqrt(x^2 + act^2) of the above is 0.7%, and act's steps are wider than those of a normal
+    // distribution: 1.1% is what was seen.
+    EXPECT_LT(std::sqrt(errors / squares), arithmetic == Arithmetic::kFast ? 0.015 : 1e-6);
   }
 }
 
 TEST(MoeForward, IsTheSameForEveryVariantThreadCountAndRun) {
   for (const Arithmetic arithmetic : {Arithmetic::kExact, Arithmetic::kFast}) {
-    Problem problem(kCases[10], 3);
+    Problem problem(CaseNamed("prefill"), 3);
     problem.call.arithmetic = arithmetic;
     WorkerPool one(1);
     const std::vector<float> expected = problem.Run(*AvailableMoeKernels().front(), one);
@@ -156,7 +166,7 @@ TEST(MoeForward, IsTheSameForEveryVariantThreadCountAndRun) {
 
 TEST(MoeForward, ATokenGivesTheSameAloneAndAmongOthers) {
   for (const Arithmetic arithmetic : {Arithmetic::kExact, Arithmetic::kFast}) {
-    Problem problem(kCases[10], 4);
+    Problem problem(CaseNamed("prefill"), 4);
     problem.call.arithmetic = arithmetic;
     WorkerPool pool(2);
     const MoeKernels& kernels = *AvailableMoeKernels().front();
@@ -182,7 +192,7 @@ TEST(MoeForward, Fp4IsTheSameToTheBitFromNibblesAndFromQuintals) {
   for (const Arithmetic arithmetic : {Arithmetic::kExact, Arithmetic::kFast}) {
     std::vector<std::vector<float>> results;
     for (const Mix mix : {Mix::kNibbles, Mix::kQuintals}) {
-      Case c = kCases[10];
+      Case c = CaseNamed("prefill");
       c.mix = mix;
       Problem problem(c, 5);
       problem.call.arithmetic = arithmetic;
@@ -206,9 +216,25 @@ RC_GTEST_PROP(MoeForward, AnyShapeIsWithinTheBound, ()) {
   problem.call.arithmetic = *rc::gen::element(Arithmetic::kExact, Arithmetic::kFast);
   const MoeReference reference = ReferenceMoe(problem.call);
   WorkerPool pool(2);
-  const std::vector<float> y = problem.Run(*AvailableMoeKernels().front(), pool);
-  for (size_t i = 0; i < y.size(); ++i)
-    RC_ASSERT(std::fabs(double{y[i]} - reference.y[i]) <= reference.bound[i]);
+  for (const MoeKernels* kernels : AvailableMoeKernels()) {
+    const std::vector<float> y = problem.Run(*kernels, pool);
+    for (size_t i = 0; i < y.size(); ++i)
+      RC_ASSERT(std::fabs(double{y[i]} - reference.y[i]) <= reference.bound[i]);
+  }
+}
+
+// Finite inputs whose products are infinite: never zeros, never something finite.
+TEST(MoeForward, OverflowIsSeenInTheResult) {
+  WorkerPool pool(1);
+  for (const Arithmetic arithmetic : {Arithmetic::kExact, Arithmetic::kFast}) {
+    for (const MoeKernels* kernels : AvailableMoeKernels()) {
+      Problem problem(CaseNamed("one token"), 6);
+      problem.call.arithmetic = arithmetic;
+      for (float& x : problem.x) x *= 1e37f;
+      const std::vector<float> y = problem.Run(*kernels, pool);
+      for (const float v : y) ASSERT_FALSE(std::isfinite(v)) << kernels->name;
+    }
+  }
 }
 
 TEST(MoeForward, NoTokensAreNoWork) {
@@ -226,7 +252,7 @@ void ExpectRefused(const MoeCall& call, const std::string& text) {
 }
 
 TEST(CheckMoeCall, NamesWhatIsWrongAndWhere) {
-  Problem problem(kCases[3], 1);
+  Problem problem(CaseNamed("both precisions in one call"), 1);
   const float kBad[] = {std::nanf(""), std::numeric_limits<float>::infinity(),
                         -std::numeric_limits<float>::infinity()};
   for (const float bad : kBad) {
@@ -258,6 +284,8 @@ TEST(CheckMoeCall, NamesWhatIsWrongAndWhere) {
   call = problem.call;
   call.token_count = size_t{1} << 40;
   ExpectRefused(call, "too many tokens");
+  call.top_k = 0;
+  ExpectRefused(call, "too many tokens");
 }
 
 TEST(MoeForward, AMissingPartIsNamedAndNeverZero) {
@@ -275,20 +303,20 @@ TEST(MoeForward, AMissingPartIsNamedAndNeverZero) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
     EXPECT_EQ(problem.y[0], 12345.0f);
   };
-  expect(kCases[0], &ExpertWeights::precision, "every part");
-  expect(kCases[0], &ExpertWeights::planes13, "planes13");
-  expect(kCases[0], &ExpertWeights::planes2, "planes2");
-  expect(kCases[0], &ExpertWeights::sc13, "sc13");
-  expect(kCases[0], &ExpertWeights::sc2, "sc2");
-  expect(kCases[1], &ExpertWeights::fp13, "fp13");
-  expect(kCases[1], &ExpertWeights::fp2, "fp2");
-  expect(kCases[2], &ExpertWeights::planes13, "planes13");
-  expect(kCases[12], &ExpertWeights::bias13, "bias13");
-  expect(kCases[12], &ExpertWeights::bias2, "bias2");
+  expect(CaseNamed("one token"), &ExpertWeights::precision, "every part");
+  expect(CaseNamed("one token"), &ExpertWeights::planes13, "planes13");
+  expect(CaseNamed("one token"), &ExpertWeights::planes2, "planes2");
+  expect(CaseNamed("one token"), &ExpertWeights::sc13, "sc13");
+  expect(CaseNamed("one token"), &ExpertWeights::sc2, "sc2");
+  expect(CaseNamed("one token at FP4"), &ExpertWeights::fp13, "fp13");
+  expect(CaseNamed("one token at FP4"), &ExpertWeights::fp2, "fp2");
+  expect(CaseNamed("one token at FP4 from quintals"), &ExpertWeights::planes13, "planes13");
+  expect(CaseNamed("gpt-oss"), &ExpertWeights::bias13, "bias13");
+  expect(CaseNamed("gpt-oss"), &ExpertWeights::bias2, "bias2");
 }
 
 TEST(MoeForward, QuintalsOfOtherCodesAreFound) {
-  Problem problem(kCases[2], 2);
+  Problem problem(CaseNamed("one token at FP4 from quintals"), 2);
   const auto chosen = static_cast<size_t>(problem.ids[0]);
   // A word of all ones is above 624.
   for (std::byte& byte : problem.layer.experts[chosen].quintals2) byte = std::byte{255};

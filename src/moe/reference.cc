@@ -10,7 +10,8 @@
 //  * An error d of the input passes on as sum|w|*d. A bias is one more rounding.
 //  * act(g, u): silu and g*sigmoid(alpha*g) have slopes of at most 1.1, clamps of at most 1, so
 //    |d act| <= 1.1*dg*(|u| + du) + |silu(g)|*du, with u + 1 for u in swiglu of gpt-oss. Computing
-//    it costs 128 roundings at most: exp to 2^-22 and an argument of magnitude 88 rounded once.
+//    it costs 192 roundings at most: exp to 2^-22, and an argument of
+//    magnitude 88 that is rounded with alpha and with the product, 88 each.
 //  * The sum over k slots: gamma(k + 1) * sum|weight||result| beside the weighted errors.
 //  * Where float32 underflows, an operation loses up to 2^-149, times an integer sum below 2^16. A
 //    block whose amax is below 2^-100 is taken for zeros: its step counts as 2^-99.
@@ -132,7 +133,7 @@ class Expert {
     Value out;
     out.value = gated * u;
     out.error = 1.1 * gate.error * (std::fabs(u) + up.error) + std::fabs(gated) * up.error +
-                128 * kU * (std::fabs(out.value) + std::fabs(gated)) +
+                192 * kU * (std::fabs(out.value) + std::fabs(gated)) +
                 // Beyond its range exp stays at e^88.
                 0x1p-126 * std::fabs(g) * std::fabs(u) + kUnderflow;
     return out;

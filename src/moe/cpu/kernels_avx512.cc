@@ -114,8 +114,10 @@ constexpr Indexes kLevelTable = LevelTable<kFormat>();
 constexpr size_t kPrefetchBytes = 4096;
 
 inline __attribute__((always_inline)) void Prefetch(const std::byte* tile, size_t bytes) {
+  // Past the end of the planes too, where there is no object to point into.
+  const uintptr_t from = reinterpret_cast<uintptr_t>(tile) + kPrefetchBytes;
   for (size_t at = 0; at < bytes; at += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(tile + kPrefetchBytes + at), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T0);
 }
 
 inline __m512 ScalesOf(const std::byte* scales) {
@@ -247,8 +249,9 @@ void ExactRows(const Strips<kFormat>& strips, size_t strip, const float* const* 
   for (size_t i = 0; i < kRows; ++i) _mm512_storeu_ps(strips.Out(strip, first_row + i), sums[i]);
 }
 
-// Tokens at once, of two strips: 16 vectors of levels, 8 of sums and the temporaries fill the 32
-// registers.
+// Tokens at once, of two strips. 16 vectors of levels and as many of sums are more than the 32
+// registers hold beside the temporaries; the sums, used once per block of 32, go to the first-level
+// cache. Measured, 8 are 6% faster than 4, whose sums would fit.
 constexpr size_t kFastRowsMax = 8;
 // 8 chains, each of latency 4, cover two units of multiply-add.
 constexpr size_t kExactRowsMax = 4;
