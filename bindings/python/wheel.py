@@ -77,7 +77,8 @@ def built(build_dir):
         build_dir = ROOT / "build" / "wheel"
         subprocess.run(["cmake", "-S", ROOT, "-B", build_dir, "-DCMAKE_BUILD_TYPE=Release",
                         "-DHOTPLANE_BUILD_TESTS=OFF", "-DHOTPLANE_BUILD_BENCH=OFF"], check=True)
-        subprocess.run(["cmake", "--build", build_dir, "--parallel", "--target",
+        cpus = str(len(os.sched_getaffinity(0)))
+        subprocess.run(["cmake", "--build", build_dir, "--parallel", cpus, "--target",
                         "hotplane_shared", "hotplane_cli"], check=True)
     return Path(build_dir, "lib", "libhotplane.so"), Path(build_dir, "bin", "hotplane")
 

@@ -23,12 +23,6 @@ Result<std::string> FindPairedGeneration(const Store& store, std::string_view pr
                     .File(store.directory())
                     .Found(Store::ListText(mine))
                     .Advice("choose one with --generation"));
-  if (mine.empty() && found.size() > 1)
-    return Fail(Status::Data("no generation of this store was built from this checkpoint")
-                    .File(store.directory())
-                    .Expected(Text("a generation of fingerprint {}", ToHex(fingerprint)))
-                    .Found(Store::ListText(found))
-                    .Advice("build it first, or give the checkpoint that the store is of"));
   return mine.empty() ? std::string(prefix) : ToHex(mine.front().id);
 }
 
@@ -37,6 +31,13 @@ Result<Generation> OpenPairedGeneration(const Store& store, std::string_view pre
                                         const Store::OpenOptions& options) {
   HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint, model));
   HP_ASSIGN(const std::string name, FindPairedGeneration(store, prefix, fingerprint));
+  HP_ASSIGN(const std::vector<Store::Entry> found, store.FindGenerations(name));
+  if (found.size() > 1)
+    return Fail(Status::Data("no generation of this store was built from this checkpoint")
+                    .File(store.directory())
+                    .Expected(Text("a generation of fingerprint {}", ToHex(fingerprint)))
+                    .Found(Store::ListText(found))
+                    .Advice("build it first, or give the checkpoint that the store is of"));
   HP_ASSIGN(Generation generation, store.OpenGeneration(name, options));
   HP_TRY(CheckSamePair(generation, checkpoint, model, fingerprint));
   return generation;

@@ -154,6 +154,13 @@ TEST(Discover, KnowsTheOtherPrefixesAndMixtral) {
         {"down_proj", "w2"}},
        "mixtral-per-expert",
        "model.layers.1.block_sparse_moe."},
+      {{{"model.layers.", "layers."},
+        {".mlp.", ".ffn."},
+        {"gate_proj", "w1"},
+        {"up_proj", "w3"},
+        {"down_proj", "w2"}},
+       "deepseek-per-expert",
+       "layers.1.ffn."},
   };
   for (const Case& expected : cases) {
     SCOPED_TRACE(expected.prefix);
@@ -460,7 +467,7 @@ TEST(MakeManifest, SaysWhatTheModelIs) {
 
 // No two schemes read a name in two ways: the other tensors of a layer may choose between them.
 TEST(NamingScheme, SchemesThatKnowATensorAgree) {
-  EXPECT_EQ(NamingSchemes().size(), 9u);
+  EXPECT_EQ(NamingSchemes().size(), 10u);
   std::set<std::string_view> names;
   for (const NamingScheme& scheme : NamingSchemes()) {
     EXPECT_TRUE(names.insert(scheme.name).second) << scheme.name;

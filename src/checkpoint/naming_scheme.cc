@@ -97,6 +97,14 @@ constexpr std::array kSchemes = {
            scheme.roles = kNumberedRoles;
            scheme.mtp_marker = "";
          }),
+    // As the models are published when their experts are not packed, and as `export --hf` writes
+    // them.
+    With(HfScheme("deepseek-per-expert", SourceFormat::kInvalid, kFloatParts),
+         [](NamingScheme& scheme) {
+           scheme.layers = kDeepSeekLayers;
+           scheme.roles = kNumberedRoles;
+           scheme.mtp_marker = "";
+         }),
     HfScheme("hf-per-expert", SourceFormat::kInvalid, kFloatParts),
     With(HfScheme("mixtral-per-expert", SourceFormat::kInvalid, kFloatParts),
          [](NamingScheme& scheme) {

@@ -16,6 +16,7 @@ Result<void> RunGc(const Context& context) {
     nlohmann::ordered_json json;
     json["removed"] = report.removed;
     json["kept_in_use"] = report.kept_in_use;
+    json["kept_without_manifest"] = report.kept_without_manifest;
     json["bytes_freed"] = report.bytes_freed;
     json["dry_run"] = options.dry_run;
     PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
@@ -24,6 +25,11 @@ Result<void> RunGc(const Context& context) {
   for (const std::string& path : report.removed)
     PrintLine(Text("{} {}", options.dry_run ? "would remove" : "removed", path));
   for (const std::string& path : report.kept_in_use) PrintLine("in use, kept: " + path);
+  for (const std::string& path : report.kept_without_manifest)
+    PrintLine(
+        Text("has layer files but no manifest, kept: {}; `hotplane build` of its checkpoint "
+             "makes it whole, `gc --generation` removes it",
+             path));
   if (!options.common.quiet)
     PrintLine(Text("{} {}", FormatBytes(report.bytes_freed),
                    options.dry_run ? "would be freed" : "freed"));

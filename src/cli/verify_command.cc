@@ -32,8 +32,24 @@ Result<std::string> ChooseGeneration(const Context& context, const Store& store)
   return FindPairedGeneration(store, options.generation, fingerprint);
 }
 
-void PrintJson(const VerifyReport& report, const SourceReport& source, bool with_source) {
+// Layers without a base file, which this store cannot boot by itself: a partial build, or lost.
+std::string Listed(const std::vector<uint32_t>& numbers) {
+  std::string text;
+  for (const uint32_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return text;
+}
+std::vector<uint32_t> WithoutBase(const Generation& generation) {
+  std::vector<uint32_t> layers;
+  for (uint32_t layer = 0; layer < generation.manifest().layers.size(); ++layer)
+    if (generation.Probe(layer, Encoding::kBase).presence == Presence::kAbsent)
+      layers.push_back(layer);
+  return layers;
+}
+
+void PrintJson(const VerifyReport& report, const SourceReport& source, bool with_source,
+               const std::vector<uint32_t>& without_base) {
   nlohmann::ordered_json json;
+  json["layers_without_base"] = without_base;
   json["files_checked"] = report.files_checked;
   json["chunks_checked"] = report.chunks_checked;
   json["bytes_checked"] = report.bytes_checked;
@@ -82,8 +98,9 @@ Result<void> RunVerify(const Context& context) {
       HP_ASSIGN(source, VerifyPairing(context, generation, pool, &progress));
     }
   }
+  const std::vector<uint32_t> without_base = WithoutBase(generation);
   if (options.common.json) {
-    PrintJson(report, source, !options.source.empty());
+    PrintJson(report, source, !options.source.empty(), without_base);
   } else {
     for (const VerifyFinding& finding : report.findings)
       PrintLine("BAD   " + finding.status.ToString());
@@ -97,6 +114,11 @@ Result<void> RunVerify(const Context& context) {
                        FormatBytes(source.bytes_checked)));
     }
   }
+  if (!without_base.empty() && !options.common.json)
+    PrintLine(
+        Text("WARN  {} without a base tier: {}; a boot needs --checkpoint, or --layers that "
+             "are there",
+             Counted(without_base.size(), "layers"), Listed(without_base)));
   if (report.findings.empty()) return {};
   const std::string findings = Counted(report.findings.size(), "findings");
   // A file that could not be read says nothing about its content: never advise to remove it.

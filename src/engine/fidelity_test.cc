@@ -230,7 +230,7 @@ TEST_F(Refusals, AnotherCheckpoint) {
   replace_checkpoint(9);
   const Checkpoint third = Checkpoint::Open(env_, kTestCheckpoint).value();
   const auto none = OpenPairedGeneration(Store::Open(env_, kTestStore).value(), "", third,
-                                         DiscoverMoe(third).value(), nullptr);
+                                         DiscoverMoe(third).value(), {});
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().exit_code(), 3) << none.error().ToString();
 }

@@ -21,7 +21,12 @@ class Collector {
     for (const std::string& name : generations) {
       const std::string path = JoinPath(directory_, name);
       HP_ASSIGN(const FileStat manifest, env_.Stat(JoinPath(path, kManifestName)));
-      const bool whole = manifest.type == FileType::kInvalid || name == doomed;
+      bool whole = name == doomed;
+      if (!whole && manifest.type == FileType::kInvalid) {
+        HP_ASSIGN(const bool lost, HasLostItsManifest(path));
+        if (lost) report_.kept_without_manifest.push_back(path);
+        whole = !lost;
+      }
       HP_TRY(whole ? RemoveGeneration(path) : RemoveTemporaries(path));
     }
     return std::move(report_);
@@ -61,7 +66,7 @@ class Collector {
     const std::string locks = JoinPath(generation, kLocksName);
     for (const std::string& name : names) {
       const std::optional<std::string> lock = LockOfTemporary(name);
-      if (!lock && !IsGenerationTemporary(name)) continue;
+      if (!lock && !IsGenerationTemporary(name) && name != kDoomedManifestName) continue;
       const std::string path = JoinPath(generation, name);
       HP_ASSIGN(const Attempt attempt,
                 TryLock(JoinPath(locks, lock.value_or(kGenerationLockName))));
@@ -100,8 +105,18 @@ class Collector {
     return true;
   }
 
-  // The manifest goes first, so that a crash on the way leaves a directory that the next gc removes
-  // and nobody opens. Files that are not ours are left, and the directory with them.
+  // Layer files without a manifest that gc did not take away: an accident, which a build heals.
+  Result<bool> HasLostItsManifest(const std::string& generation) {
+    HP_ASSIGN(const FileStat doomed, env_.Stat(JoinPath(generation, kDoomedManifestName)));
+    if (doomed.type != FileType::kInvalid) return false;
+    HP_ASSIGN(const std::vector<std::string> names, env_.List(generation));
+    return std::any_of(names.begin(), names.end(),
+                       [](const std::string& name) { return ParseLayerName(name).has_value(); });
+  }
+
+  // The manifest is renamed first and removed last, so that a crash on the way leaves a directory
+  // that nobody opens and the next gc removes. Files that are not ours are left, and the directory
+  // with them.
   Result<void> RemoveGeneration(const std::string& generation) {
     std::vector<Attempt> held;
     HP_ASSIGN(const bool free, LockWhole(generation, held));
@@ -109,15 +124,16 @@ class Collector {
       report_.kept_in_use.push_back(generation);
       return {};
     }
+    HP_TRY(DoomManifest(generation));
     HP_ASSIGN(std::vector<std::string> names, env_.List(generation));
     std::stable_partition(names.begin(), names.end(),
-                          [](const std::string& name) { return name == kManifestName; });
+                          [](const std::string& name) { return name != kDoomedManifestName; });
     HP_ASSIGN(const bool foreign_locks, HasForeignLocks(generation));
     bool foreign = foreign_locks;
     for (const std::string& name : names) {
       if (name == kLocksName) continue;
-      const bool named_ours = name == kManifestName || name == kSourceStampName ||
-                              ParseLayerName(name).has_value() ||
+      const bool named_ours = name == kManifestName || name == kDoomedManifestName ||
+                              name == kSourceStampName || ParseLayerName(name).has_value() ||
                               LockOfTemporary(name).has_value() || IsGenerationTemporary(name);
       HP_ASSIGN(const FileStat stat, env_.Stat(JoinPath(generation, name)));
       if (!named_ours || stat.type != FileType::kRegular) {
@@ -125,14 +141,24 @@ class Collector {
         foreign = true;
         continue;
       }
+      // The mark goes when all that it stands for is gone for good.
+      if (name == kDoomedManifestName && !dry_run_) HP_TRY(env_.SyncDirectory(generation));
       HP_TRY(RemoveFile(JoinPath(generation, name)));
-      if (name == kManifestName && !dry_run_) HP_TRY(env_.SyncDirectory(generation));
     }
     if (dry_run_) {
       if (!foreign) report_.removed.push_back(generation);
       return {};
     }
     return RemoveDirectories(generation, foreign, foreign_locks);
+  }
+
+  Result<void> DoomManifest(const std::string& generation) {
+    if (dry_run_) return {};
+    const std::string manifest = JoinPath(generation, kManifestName);
+    HP_ASSIGN(const FileStat stat, env_.Stat(manifest));
+    if (stat.type != FileType::kRegular) return {};
+    HP_TRY(env_.Rename(manifest, JoinPath(generation, kDoomedManifestName)));
+    return env_.SyncDirectory(generation);
   }
 
   // Whether the folder of locks holds what is no lock file; each is told.

@@ -12,6 +12,9 @@
 namespace hotplane {
 
 inline constexpr char kManifestName[] = "manifest";
+// What gc renames the manifest of a generation to before it removes the rest: the mark that
+// somebody asked for that.
+inline constexpr char kDoomedManifestName[] = "manifest.doomed";
 inline constexpr char kLocksName[] = "locks";
 inline constexpr char kSourceStampName[] = "source-stamp";
 inline constexpr char kUsersLockName[] = "users";

@@ -172,6 +172,8 @@ class Generation {
 struct GcReport {
   std::vector<std::string> removed;  // paths
   std::vector<std::string> kept_in_use;
+  // Generations with layer files and no manifest: a build of their checkpoint writes it again.
+  std::vector<std::string> kept_without_manifest;
   uint64_t bytes_freed = 0;
 };
 

@@ -519,7 +519,8 @@ TEST_P(StoreTest, GcRemovesGenerationsWithoutManifestAndKeepsForeignFiles) {
   const std::string doomed = BuildSampleStore(env(), root())->directory();
   const std::string kept =
       Store::OpenOrCreateGeneration(env(), root(), SampleManifest("other"))->directory();
-  ASSERT_TRUE(env().Remove(JoinPath(doomed, "manifest")).has_value());
+  ASSERT_TRUE(
+      env().Rename(JoinPath(doomed, "manifest"), JoinPath(doomed, "manifest.doomed")).has_value());
   WriteText(JoinPath(root(), "notes.txt"), "not ours");
   EXPECT_EQ(Store::CollectGarbage(env(), root(), "", false)->removed,
             std::vector<std::string>{doomed});
@@ -535,6 +536,21 @@ TEST_P(StoreTest, GcRemovesGenerationsWithoutManifestAndKeepsForeignFiles) {
   EXPECT_EQ(env().Stat(JoinPath(kept, "notes.txt"))->type, FileType::kRegular);
   EXPECT_EQ(env().Stat(JoinPath(kept, "manifest"))->type, FileType::kInvalid);
   EXPECT_EQ(Store::CollectGarbage(env(), root(), "no such", false).error().exit_code(), 2);
+}
+
+// By accident, not by gc: the layer files are hours of work, and a build makes the manifest again.
+TEST_P(StoreTest, GcKeepsLayerFilesWhoseManifestIsLost) {
+  const std::string lost = BuildSampleStore(env(), root())->directory();
+  ASSERT_TRUE(env().Remove(JoinPath(lost, "manifest")).has_value());
+  for (const bool dry_run : {true, false}) {
+    const GcReport report = Store::CollectGarbage(env(), root(), "", dry_run).value();
+    EXPECT_TRUE(report.removed.empty());
+    EXPECT_EQ(report.kept_without_manifest, std::vector<std::string>{lost});
+    EXPECT_EQ(report.bytes_freed, 0u);
+  }
+  const std::string name = std::filesystem::path(lost).filename().string();
+  EXPECT_EQ(Store::CollectGarbage(env(), root(), name, false)->removed,
+            std::vector<std::string>{lost});
 }
 
 TEST(StoreReadOnly, OpensVerifiesAndSaysThatItCannotBeLocked) {
