@@ -24,7 +24,7 @@ are computed by hotplane from the store; layers that the store lacks are built o
   --threads N             eval: windows at the same time (the CPUs)
   --json                  one object on stdout
 
-  --prompt TEXT           generate: what to go on from
+  --prompt TEXT           generate: what to go on from ("def main(")
   --tokens N              bytes to add at most (200)
   --temperature T         0 takes the most likely byte (0), above it bytes are drawn
   --seed S                of the draw (1): the same seed gives the same text

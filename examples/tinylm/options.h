@@ -24,7 +24,7 @@ struct Options {
   bool json = false;
   uint32_t threads = 0;  // 1 or more after ParseOptions
 
-  std::string prompt = "def main():\n";
+  std::string prompt = "def main(";
   uint32_t tokens = 200;
   double temperature = 0;  // 0: the most likely byte
   uint64_t seed = 1;
