@@ -183,7 +183,8 @@ class Generation(Stores):
         self.assertIn(b"tokens per second", plain.stderr)
 
     def test_longer_than_the_model_can_take(self):
-        done = run("generate", BUNDLED, "--store", self.store, "--prompt", "x" * 12, "--tokens", 1013)
+        done = run("generate", BUNDLED, "--store", self.store, "--prompt", "x" * 12, "--tokens",
+                   1013)
         self.assertEqual(done.returncode, 2)
         self.assertIn(b"1024 bytes or less", done.stderr)
 
