@@ -179,7 +179,32 @@ def cuda_rows():
                 f"{1e3 * row['seconds_first_layer']:.0f} ms | "
                 f"{run['pinned_copy_16mib_gigabytes_per_second']:.1f} GB/s | "
                 f"{100 * row['share_of_pinned_copy']:.0f}% | `{run['command']}` |")
-    return lines + case_rows(result.get("cases_8_layers"))
+    return (lines + case_rows(result.get("cases_8_layers"))
+            + gpu_quantize_rows(result.get("quantize")))
+
+
+def gpu_quantize_rows(run):
+    """From host memory to planes in host memory, beside what the link gives one way."""
+    if run is None:
+        return []
+    link = run["pinned_copy_gigabytes_per_second"]
+    columns = ("source", "1 worker", "4 workers", "all cores", "best, of the link", "kernel alone",
+               "CPU")
+    lines = ["", "Quantization on the GPU, GB/s of source, from host memory to base and quintals "
+             f"in host memory, matrices of {run['n']} x {run['k']} made to be hard "
+             f"(`{run['command']}`, {run['date']}). The link gave {link:.1f} GB/s to the GPU in "
+             f"the same run. The CPU is all {run['cores']} cores without the GPU; where it has no "
+             "figure, the matrices had many scales of 0, whose elements it counts one by one.", "",
+             f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in run["rows"]:
+        rates = [row[f"{key}_gigabytes_per_second"]
+                 for key in ("one_worker", "four_workers", "all_cores")]
+        alone = row["cpu_gigabytes_per_second"]
+        cpu = "-" if alone is None else f"{alone:.1f}"
+        cells = " | ".join(f"{rate:.1f}" for rate in rates)
+        lines.append(f"| {row['format'].upper()} | {cells} | {100 * max(rates) / link:.0f}% | "
+                     f"{row['kernel_gigabytes_per_second']:.0f} | {cpu} |")
+    return lines
 
 
 def case_rows(cases):

@@ -332,6 +332,7 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
         std::max(workspace_bytes_, ExpertQuantizer::WorkspaceBytes(*layer, workspace_planes_));
   }
   workspace_bytes_ += slice_bytes_;
+  HP_TRY(PrepareDevice());
   BuildQueueOptions queue;
   queue.batch_size = options_.batch_size;
   queue.cancel = options_.cancel;
@@ -358,6 +359,36 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
   return queue;
 }
 
+Result<void> CheckpointBuilds::PrepareDevice() {
+  if (options_.device == nullptr || workspace_layers_.empty()) return {};
+  report_.device = options_.device->name();
+  device_bytes_ = ExpertQuantizer::DeviceBytes(workspace_layers_, workspace_planes_);
+  device_left_bytes_ = options_.device_limit_bytes;
+  if (device_left_bytes_ > 0) return {};
+  HP_ASSIGN(const DeviceMemory memory, options_.device->Memory());
+  device_left_bytes_ = memory.free_bytes;
+  return {};
+}
+
+Device* CheckpointBuilds::TakeDeviceShare() {
+  if (options_.device == nullptr) return nullptr;
+  const std::lock_guard lock(mutex_);
+  if (device_left_bytes_ < device_bytes_) return nullptr;
+  device_left_bytes_ -= device_bytes_;
+  return options_.device;
+}
+
+Result<ExpertQuantizer> CheckpointBuilds::NewQuantizer() {
+  Device* const device = TakeDeviceShare();
+  Result<ExpertQuantizer> quantizer = ExpertQuantizer::Create(
+      *kernels_, workspace_layers_, workspace_planes_, options_.zero_mode, device);
+  if (quantizer || device == nullptr || quantizer.error().code() != StatusCode::kCapacity)
+    return quantizer;
+  Log(LogLevel::kWarning, "a worker quantizes on the CPU: {}", quantizer.error().what());
+  return ExpertQuantizer::Create(*kernels_, workspace_layers_, workspace_planes_,
+                                 options_.zero_mode);
+}
+
 Result<CheckpointBuilds::Workspace> CheckpointBuilds::TakeWorkspace() {
   {
     std::lock_guard lock(mutex_);
@@ -368,19 +399,20 @@ Result<CheckpointBuilds::Workspace> CheckpointBuilds::TakeWorkspace() {
     }
   }
   Workspace workspace;
-  HP_ASSIGN(workspace.quantizer, ExpertQuantizer::Create(*kernels_, workspace_layers_,
-                                                         workspace_planes_, options_.zero_mode));
+  HP_ASSIGN(workspace.quantizer, NewQuantizer());
   if (slice_bytes_ > 0) {
     HP_ASSIGN(workspace.slice, HugeBuffer::Allocate(slice_bytes_));
   }
   std::lock_guard lock(mutex_);
   report_.peak_staging_bytes += workspace.quantizer.workspace_bytes() + slice_bytes_;
+  report_.peak_device_bytes += workspace.quantizer.device_bytes();
   return workspace;
 }
 
 void CheckpointBuilds::ReturnWorkspace(Workspace workspace) {
   std::lock_guard lock(mutex_);
   report_.bytes_read += workspace.quantizer.bytes_read();
+  report_.bytes_quantized_on_device += workspace.quantizer.bytes_on_device();
   workspaces_.push_back(std::move(workspace));
 }
 

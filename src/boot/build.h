@@ -37,6 +37,10 @@ struct BuildOptions {
   double stall_seconds = 0;          // for a lock that nobody lets go of: LockWaiting
   bool no_lock = false;              // build without flock, for file systems that refuse it
   const Kernels* kernels = nullptr;  // null: the best for this CPU
+  // Matrices are quantized on it by as many workers as its memory allows, by the CPU for the
+  // others; what is written does not depend on it. Null: none.
+  Device* device = nullptr;
+  uint64_t device_limit_bytes = 0;  // of its memory for that; 0: what is free at the beginning
   const CancelToken* cancel = nullptr;
   Progress* progress = nullptr;
 };
@@ -54,6 +58,9 @@ struct BuildReport {
   uint64_t bytes_built = 0;     // layer files written
   uint64_t bytes_skipped = 0;   // layer files that were there
   uint64_t peak_staging_bytes = 0;
+  std::string device = "cpu";              // or its name
+  uint64_t bytes_quantized_on_device = 0;  // of bytes_read
+  uint64_t peak_device_bytes = 0;          // of its memory, for sources and planes
   size_t worker_count = 0;
   const char* isa = "";
   double seconds = 0;
@@ -105,6 +112,10 @@ class CheckpointBuilds final : public LayerBuilds {
   Result<void> CheckSpace() const;
   Result<std::vector<Encoding>> Missing(const Generation& of_rank, uint32_t layer,
                                         const LayerNeed& need) const;
+  Result<void> PrepareDevice();
+  // Null: the device's memory is given out.
+  Device* TakeDeviceShare();
+  Result<ExpertQuantizer> NewQuantizer();
   Result<Workspace> TakeWorkspace();
   void ReturnWorkspace(Workspace workspace);
 
@@ -117,12 +128,14 @@ class CheckpointBuilds final : public LayerBuilds {
   std::vector<const MoeLayer*> workspace_layers_;
   PlanesWanted workspace_planes_;
   uint64_t workspace_bytes_ = 0;
-  uint64_t slice_bytes_ = 0;  // of them
+  uint64_t slice_bytes_ = 0;   // of them
+  uint64_t device_bytes_ = 0;  // of one workspace
 
   mutable std::mutex mutex_;
   std::map<uint32_t, LayerNeed> needs_;
   std::map<uint32_t, size_t> busy_;    // layer -> place in ranks_ whose lock another process held
   std::vector<Workspace> workspaces_;  // not in use
+  uint64_t device_left_bytes_ = 0;
   BuildReport report_;
 };
 

@@ -9,6 +9,8 @@
 #include "base/format_text.h"
 #include "base/trace.h"
 #include "base/units.h"
+#include "boot/cpu_quantizer.h"
+#include "quant/exponent_rule.h"
 
 namespace hotplane {
 namespace {
@@ -57,6 +59,33 @@ PlaneMap MapPlanes(const LayerGeometry& g, PlanesWanted wanted) {
   place(wanted.base && g.biases, &map.bias13, g.n13() * sizeof(float));
   place(wanted.base && g.biases, &map.bias2, g.n2() * sizeof(float));
   return map;
+}
+
+// What one matrix takes on a device.
+struct DeviceNeed {
+  uint64_t source_bytes = 0;
+  uint64_t plane_bytes = 0;
+};
+DeviceNeed NeedOnDevice(std::span<const MoeLayer* const> layers, PlanesWanted wanted) {
+  const auto aligned = [](uint64_t bytes) { return RoundUp(bytes, kQuantizerAlignBytes); };
+  DeviceNeed need;
+  for (const MoeLayer* layer : layers) {
+    for (size_t p = 0; p < kProjectionCount; ++p) {
+      const ExpertTensors& expert = layer->experts.front();
+      uint64_t bytes = aligned(expert.weight[p]->bytes);
+      // FP8 scales go there as float64, from two bytes or four.
+      if (const Tensor* scale = expert.scale[p]) bytes += aligned(scale->bytes * 4);
+      need.source_bytes = std::max(need.source_bytes, bytes);
+    }
+    const size_t n = layer->geometry.intermediate;  // of one matrix; down has as many elements
+    const size_t k = layer->geometry.hidden;
+    uint64_t bytes = 0;
+    if (wanted.base) bytes += aligned(CodePlaneBytes(n, k)) + aligned(ScalePlaneBytes(n, k));
+    if (wanted.nibbles) bytes += aligned(NibblePlaneBytes(n, k));
+    if (wanted.quintals) bytes += aligned(QuintalPlaneBytes(n, k));
+    need.plane_bytes = std::max(need.plane_bytes, bytes);
+  }
+  return need;
 }
 
 size_t ElementBytes(SourceFormat format) { return SourceRowBytes(format, 1); }
@@ -149,9 +178,16 @@ uint64_t ExpertQuantizer::WorkspaceBytes(const MoeLayer& layer, PlanesWanted wan
   return SourceBytes(layer) + MapPlanes(layer.geometry, wanted).bytes;
 }
 
+uint64_t ExpertQuantizer::DeviceBytes(std::span<const MoeLayer* const> layers,
+                                      PlanesWanted wanted) {
+  const DeviceNeed need = NeedOnDevice(layers, wanted);
+  return need.source_bytes + need.plane_bytes + ScaleThresholds().size_bytes();
+}
+
 Result<ExpertQuantizer> ExpertQuantizer::Create(const Kernels& kernels,
                                                 std::span<const MoeLayer* const> layers,
-                                                PlanesWanted wanted, ZeroMode zero_mode) {
+                                                PlanesWanted wanted, ZeroMode zero_mode,
+                                                Device* device) {
   ExpertQuantizer quantizer;
   quantizer.kernels_ = &kernels;
   quantizer.zero_mode_ = zero_mode;
@@ -163,6 +199,17 @@ Result<ExpertQuantizer> ExpertQuantizer::Create(const Kernels& kernels,
   }
   HP_ASSIGN(quantizer.source_, HugeBuffer::Allocate(source_bytes));
   HP_ASSIGN(quantizer.planes_, HugeBuffer::Allocate(plane_bytes));
+  if (device != nullptr) {
+    const DeviceNeed need = NeedOnDevice(layers, wanted);
+    const QuantizerOptions options = {.source_bytes = need.source_bytes,
+                                      .plane_bytes = need.plane_bytes,
+                                      .thresholds = ScaleThresholds(),
+                                      .host_sources = quantizer.source_.span(),
+                                      .host_planes = quantizer.planes_.span()};
+    HP_ASSIGN(quantizer.matrices_, device->NewQuantizer(options));
+    if (quantizer.matrices_ != nullptr) quantizer.device_bytes_ = options.device_bytes();
+  }
+  if (quantizer.matrices_ == nullptr) quantizer.matrices_ = NewCpuQuantizer(kernels);
   return quantizer;
 }
 
@@ -195,27 +242,26 @@ Result<ExpertQuantizer::Source> ExpertQuantizer::ReadSource(const ExpertTensors&
   return source;
 }
 
-Result<void> ExpertQuantizer::RunNvfp4(const MoeLayer& layer, const Source& source, Shape shape,
-                                       const PlaneOutputs& out) {
-  const float global_scale = ReadFloat(Dtype::kF32, source.global_scales.data());
-  if (!(global_scale > 0) || !std::isfinite(global_scale)) {
-    return Fail(BadElement(*checkpoint_, *source.global_scale, "global scale that is not usable", 0,
-                           Text("{}", global_scale))
-                    .Expected("a positive, finite number"));
+Result<MatrixSource> ExpertQuantizer::Describe(const MoeLayer& layer, const Source& source,
+                                               Shape shape) {
+  MatrixSource matrix = {.format = layer.format,
+                         .n = shape.n,
+                         .k = shape.k,
+                         .elements = source.elements,
+                         .divide = layer.divide_by_global_scale};
+  if (layer.format == SourceFormat::kNvfp4) {
+    const float global_scale = ReadFloat(Dtype::kF32, source.global_scales.data());
+    if (!(global_scale > 0) || !std::isfinite(global_scale)) {
+      return Fail(BadElement(*checkpoint_, *source.global_scale, "global scale that is not usable",
+                             0, Text("{}", global_scale))
+                      .Expected("a positive, finite number"));
+    }
+    matrix.global_scale = global_scale;
   }
-  const Nvfp4Matrix matrix = {.nibbles = source.elements.data(),
-                              .scales = source.scales.data(),
-                              .global_scale = global_scale,
-                              .divide = layer.divide_by_global_scale};
-  const ZeroCount zeros =
-      kernels_->count_zeros_nvfp4(matrix.nibbles, matrix.scales, shape.n * shape.k);
-  if (!zeros.finite) return Fail(BadE4m3Scale(*checkpoint_, *source.scale, source.scales));
-  kernels_->quantize_nvfp4(matrix, shape.n, shape.k, ZerosAlternate(zero_mode_, zeros), out);
-  return {};
-}
-
-Result<void> ExpertQuantizer::RunFp8(const MoeLayer& layer, const Source& source, Shape shape,
-                                     const PlaneOutputs& out) {
+  if (layer.format != SourceFormat::kFp8) {
+    matrix.scales = source.scales;
+    return matrix;
+  }
   const Dtype dtype = source.scale->dtype;
   fp8_scales_.clear();
   for (size_t at = 0; at < source.scales.size(); at += DtypeBytes(dtype)) {
@@ -227,16 +273,19 @@ Result<void> ExpertQuantizer::RunFp8(const MoeLayer& layer, const Source& source
     }
     fp8_scales_.push_back(scale);
   }
-  const Fp8Matrix matrix = {.elements = source.elements.data(),
-                            .scales = fp8_scales_.data(),
-                            .block_rows = layer.fp8_block.rows,
-                            .block_columns = layer.fp8_block.columns};
-  const ZeroCount zeros = kernels_->count_zeros_fp8(matrix, shape.n, shape.k);
-  if (!zeros.finite) {
-    return Fail(NotFinite(*checkpoint_, layer.format, *source.weight, source.elements));
-  }
-  kernels_->quantize_fp8(matrix, shape.n, shape.k, ZerosAlternate(zero_mode_, zeros), out);
-  return {};
+  matrix.block_scales = fp8_scales_;
+  matrix.block_rows = layer.fp8_block.rows;
+  matrix.block_columns = layer.fp8_block.columns;
+  return matrix;
+}
+
+// Names the element that made the matrix unusable.
+Status ExpertQuantizer::Unusable(const MoeLayer& layer, const Source& source) const {
+  if (layer.format == SourceFormat::kMxfp4)
+    return BadE8m0Scale(*checkpoint_, *source.scale, source.scales);
+  if (layer.format == SourceFormat::kNvfp4)
+    return BadE4m3Scale(*checkpoint_, *source.scale, source.scales);
+  return NotFinite(*checkpoint_, layer.format, *source.weight, source.elements);
 }
 
 Result<void> ExpertQuantizer::RunProjection(const MoeLayer& layer, uint32_t expert,
@@ -246,20 +295,14 @@ Result<void> ExpertQuantizer::RunProjection(const MoeLayer& layer, uint32_t expe
                        down ? layer.geometry.intermediate : layer.geometry.hidden};
   source_used_ = 0;
   HP_ASSIGN(const Source source, ReadSource(layer.experts[expert], projection));
-  if (layer.format == SourceFormat::kNvfp4) return RunNvfp4(layer, source, shape, out);
-  if (layer.format == SourceFormat::kFp8) return RunFp8(layer, source, shape, out);
-  if (layer.format == SourceFormat::kMxfp4) {
-    if (!kernels_->pack_mxfp4(source.elements.data(), source.scales.data(), shape.n, shape.k, out))
-      return Fail(BadE8m0Scale(*checkpoint_, *source.scale, source.scales));
-    return {};
-  }
-  const ZeroCount zeros =
-      kernels_->count_zeros(layer.format, source.elements.data(), shape.n * shape.k);
-  if (!zeros.finite) {
-    return Fail(NotFinite(*checkpoint_, layer.format, *source.weight, source.elements));
-  }
-  kernels_->quantize(layer.format, source.elements.data(), shape.n, shape.k,
-                     ZerosAlternate(zero_mode_, zeros), out);
+  HP_ASSIGN(const MatrixSource matrix, Describe(layer, source, shape));
+  HP_ASSIGN(const MatrixCounts counts, matrices_->Load(matrix));
+  if (!counts.usable) return Fail(Unusable(layer, source));
+  const bool alternate_zeros =
+      ZerosAlternate(zero_mode_, {counts.positive_zeros, counts.negative_zeros, true});
+  HP_TRY(matrices_->Quantize(alternate_zeros, {out.codes, out.scales, out.nibbles, out.quintals}));
+  if (device_bytes_ > 0)
+    bytes_on_device_ += source.elements.size() + source.scales.size() + source.global_scales.size();
   return {};
 }
 
@@ -332,6 +375,7 @@ Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const Mo
   const PlaneMap map = MapPlanes(g, wanted);
   std::byte* const planes = planes_.data();
   bytes_read_ = 0;
+  bytes_on_device_ = 0;
   checkpoint_ = &checkpoint;
   digests_ = digests;
 

@@ -4,12 +4,14 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "base/memory.h"
 #include "base/status.h"
 #include "checkpoint/moe_source.h"
+#include "device/device.h"
 #include "quant/quantize.h"
 
 namespace hotplane {
@@ -35,10 +37,15 @@ class ExpertQuantizer {
   // Bytes that Create allocates for this layer alone.
   static uint64_t WorkspaceBytes(const MoeLayer& layer, PlanesWanted wanted);
 
-  // A workspace for the largest of `layers`.
+  // Memory of a device that a workspace for the largest of `layers` takes there.
+  static uint64_t DeviceBytes(std::span<const MoeLayer* const> layers, PlanesWanted wanted);
+
+  // A workspace for the largest of `layers`. With a `device`, which outlives it, matrices are
+  // quantized there, the two whose rows alternate excepted; by the CPU where it has no kernels.
   static Result<ExpertQuantizer> Create(const Kernels& kernels,
                                         std::span<const MoeLayer* const> layers,
-                                        PlanesWanted wanted, ZeroMode zero_mode);
+                                        PlanesWanted wanted, ZeroMode zero_mode,
+                                        Device* device = nullptr);
 
   // Reads and quantizes one expert; `digests` takes the digest of each source tensor or slice.
   // kData naming the element for values that are not finite and for scales that are NaN, infinite
@@ -46,8 +53,10 @@ class ExpertQuantizer {
   Result<ExpertPieces> Run(const Checkpoint& checkpoint, const MoeLayer& layer, uint32_t expert,
                            PlanesWanted wanted, std::vector<SourceTensorDigest>* digests);
 
-  uint64_t bytes_read() const { return bytes_read_; }  // of the last Run
+  uint64_t bytes_read() const { return bytes_read_; }            // of the last Run
+  uint64_t bytes_on_device() const { return bytes_on_device_; }  // of them, quantized there
   uint64_t workspace_bytes() const { return source_.size() + planes_.size(); }
+  uint64_t device_bytes() const { return device_bytes_; }  // of the device's memory
 
  private:
   // One projection's source in the workspace, and where it came from.
@@ -63,10 +72,9 @@ class ExpertQuantizer {
 
   Result<void> RunProjection(const MoeLayer& layer, uint32_t expert, Projection projection,
                              const PlaneOutputs& out);
-  Result<void> RunNvfp4(const MoeLayer& layer, const Source& source, Shape shape,
-                        const PlaneOutputs& out);
-  Result<void> RunFp8(const MoeLayer& layer, const Source& source, Shape shape,
-                      const PlaneOutputs& out);
+  // What the quantizer is given of a source; checks those scales that are not in the matrix.
+  Result<MatrixSource> Describe(const MoeLayer& layer, const Source& source, Shape shape);
+  Status Unusable(const MoeLayer& layer, const Source& source) const;
   // Gate and up of MXFP4 whose rows alternate.
   Result<void> RunInterleaved(const MoeLayer& layer, uint32_t expert, const PlaneOutputs& gate,
                               const PlaneOutputs& up);
@@ -81,11 +89,14 @@ class ExpertQuantizer {
   HugeBuffer planes_;
   std::vector<std::byte> strip_;  // of one of two matrices whose rows alternate
   std::vector<double> fp8_scales_;
+  std::unique_ptr<MatrixQuantizer> matrices_;  // after the memory that it may have registered
+  uint64_t device_bytes_ = 0;
   // Of the Run in progress.
   const Checkpoint* checkpoint_ = nullptr;
   std::vector<SourceTensorDigest>* digests_ = nullptr;
   uint64_t source_used_ = 0;
   uint64_t bytes_read_ = 0;
+  uint64_t bytes_on_device_ = 0;
 };
 
 }  // namespace hotplane

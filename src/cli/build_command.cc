@@ -1,3 +1,5 @@
+#include <memory>
+
 #include "base/format_text.h"
 #include "base/number_text.h"
 #include "base/units.h"
@@ -5,14 +7,28 @@
 #include "boot/describe.h"
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "device/device.h"
 #include "engine/report_json.h"
 
 namespace hotplane::cli {
+namespace {
+
+// Null for the CPU.
+Result<std::unique_ptr<Device>> OpenDevice(const Options& options) {
+  if (!options.device.cuda) return std::unique_ptr<Device>();
+  DeviceOptions device;
+  device.ring_bytes = kStagedBytesMax;  // nothing lands
+  device.thread_count = options.workers;
+  return OpenCudaDevice(options.device.ordinal, device);
+}
+
+}  // namespace
 
 Result<void> RunBuild(const Context& context) {
   const Options& options = context.options;
   HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(PosixEnv(), options.path));
   HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
+  HP_ASSIGN(const std::unique_ptr<Device> device, OpenDevice(options));
   Progress progress;
   BuildOptions build;
   build.layers = options.layers;
@@ -25,6 +41,7 @@ Result<void> RunBuild(const Context& context) {
   build.stall_seconds = options.stall_seconds;
   build.no_lock = options.no_lock;
   build.kernels = &context.kernels;
+  build.device = device.get();
   build.cancel = &context.cancel;
   build.progress = &progress;
   Result<BuildReport> built = [&] {
@@ -47,6 +64,10 @@ Result<void> RunBuild(const Context& context) {
       FormatBytes(report.bytes_read), FormatBytes(report.bytes_built),
       FormatSeconds(report.seconds), FormatRate(report.bytes_read, report.seconds_quantize),
       Counted(report.worker_count, "workers"), report.isa, FormatBytes(report.peak_staging_bytes)));
+  if (device != nullptr)
+    PrintLine(Text("of that {} quantized on {}, in {} of its memory",
+                   FormatBytes(report.bytes_quantized_on_device), report.device,
+                   FormatBytes(report.peak_device_bytes)));
   return {};
 }
 

@@ -207,6 +207,7 @@ void Parser::AddBuild() {
       ->envname("HOTPLANE_TP")
       ->check(kDecimal)
       ->check(CLI::Range(1u, kRanksMax));
+  AddDevice(app, "Where matrices are quantized: cpu, cuda, or cuda:N");
   AddBuilding(app, "quintal");
 }
 

@@ -66,7 +66,7 @@ struct Options {
   std::string delta_layers;
   std::string no_delta_layers;
   Residency base_residency = Residency::kAuto;
-  DeviceName device;          // boot, doctor
+  DeviceName device;          // build, boot, doctor
   uint64_t memory_bytes = 0;  // 0: what the device has available
   uint64_t reserve_bytes = 0;
   uint64_t pin_delta_bytes = 0;

@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "device/landing_device.h"
+#include "device/matrix_quantizer.h"
 
 namespace hotplane {
 
@@ -71,6 +72,22 @@ struct DeviceRates {
   double verify = 0;  // chunks of 256 KiB hashed on the device
 };
 
+// For the largest matrix that comes. Memory of the device is taken for one source and its planes,
+// each of their parts rounded up to kQuantizerAlignBytes.
+struct QuantizerOptions {
+  uint64_t source_bytes = 0;
+  uint64_t plane_bytes = 0;
+  // By scale byte the smallest float64 that has it: ScaleThresholds of quant/exponent_rule.h.
+  std::span<const double> thresholds = {};
+  // Registered with the driver while the quantizer lives, so that copies go at the link's rate:
+  // where sources and planes will be. May be empty.
+  std::span<std::byte> host_sources = {};
+  std::span<std::byte> host_planes = {};
+
+  uint64_t device_bytes() const { return source_bytes + plane_bytes + thresholds.size_bytes(); }
+};
+inline constexpr uint64_t kQuantizerAlignBytes = 256;
+
 // Thread-safe. Outlives what it hands out.
 class Device {
  public:
@@ -85,6 +102,10 @@ class Device {
                                                         std::span<const ByteRange> wanted) = 0;
   // Through the pinned ring; one at a time. Its destruction waits for what is in flight.
   virtual Result<std::unique_ptr<LandingDevice>> BeginLanding() = 0;
+  // On a stream of its own. kCapacity where the memory for it cannot be had. Null: this build has
+  // no kernels for this device.
+  virtual Result<std::unique_ptr<MatrixQuantizer>> NewQuantizer(
+      const QuantizerOptions& options) = 0;
   // Blocking copy to ordinary memory.
   virtual Result<void> Download(const std::byte* from, std::span<std::byte> to) const = 0;
   // Takes some device memory for the time being. REQUIRES no landing.

@@ -5,7 +5,7 @@ namespace hotplane {
 
 Result<std::unique_ptr<Device>> OpenCudaDevice(int, const DeviceOptions&) {
   return Fail(Status::System("this build has no CUDA")
-                  .Advice("build where `nvcc` is found, with -DHOTPLANE_CUDA=ON; or boot with "
+                  .Advice("build where `nvcc` is found, with -DHOTPLANE_CUDA=ON; or take "
                           "--device cpu"));
 }
 

@@ -11,11 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
-#define HP_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define HP_HOST_DEVICE inline
-#endif
+#include "device/host_device.h"
 
 namespace hotplane::xxh3 {
 

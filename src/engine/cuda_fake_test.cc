@@ -8,10 +8,13 @@
 #include <fstream>
 
 #include "base/fault_guard.h"
+#include "base/format_text.h"
 #include "base/units.h"
+#include "checkpoint/synth_checkpoint.h"
 #include "device/fake/fake_cuda.h"
 #include "engine/engine.h"
 #include "engine/synth.h"
+#include "io/mem_env.h"
 #include "io/test_directory.h"
 
 namespace hotplane {
@@ -200,6 +203,156 @@ TEST_F(FakeCuda, AFlippedBitIsFoundByTheDeviceAndNamed) {
   EXPECT_EQ(booted.error().exit_code(), 3) << booted.error().ToString();
   EXPECT_EQ(booted.error().file(), file);
   EXPECT_EQ(fake.live(), 0);
+}
+
+// Builds from a checkpoint, in memory of the host but for the matrices.
+class FakeCudaBuild : public FakeCuda {
+ protected:
+  static inline const std::string kCheckpoint = "/model";
+
+  void SetUp() override {
+    FakeCuda::SetUp();
+    SynthCheckpointOptions synth;
+    synth.format = SourceFormat::kFp8;
+    synth.geometry = {3, 128, 64};
+    synth.main_layers = 2;
+    WorkerPool pool(1);
+    ASSERT_TRUE(WriteSynthCheckpoint(env_, kCheckpoint, synth, pool).has_value());
+    expected_ = Planes(Build(nullptr));
+    ASSERT_FALSE(expected_.empty());
+  }
+  // Into a fresh store.
+  Result<BuildReport> Build(Device* device) {
+    store_ = Text("/store-{}", ++stores_);
+    HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(env_, kCheckpoint));
+    HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
+    BuildOptions options;
+    options.encodings = {Encoding::kBase, Encoding::kDeltaQuintal};
+    options.worker_count = 2;
+    options.device = device;
+    return hotplane::Build(env_, checkpoint, model, store_, options);
+  }
+  Result<BuildReport> BuildOnDevice() {
+    HP_ASSIGN(const std::unique_ptr<Device> device,
+              OpenCudaDevice(0, {.ring_bytes = 16 * kMiB, .thread_count = 1}));
+    return Build(device.get());
+  }
+  // Of the last build; none where there is no whole layer.
+  std::vector<std::byte> Planes(const Result<BuildReport>& built) {
+    std::vector<std::byte> all;
+    if (!built) return all;
+    const Generation generation = Store::Open(env_, store_)->OpenGeneration("").value();
+    for (const uint32_t layer : {0u, 1u}) {
+      for (const Encoding encoding : {Encoding::kBase, Encoding::kDeltaQuintal}) {
+        const LayerFile file = generation.OpenLayer(layer, encoding).value();
+        std::vector<std::byte> bytes(file.layout().file_bytes - file.layout().data_offset);
+        EXPECT_TRUE(ReadFully(file.file(), file.layout().data_offset, bytes));
+        all.insert(all.end(), bytes.begin(), bytes.end());
+      }
+    }
+    return all;
+  }
+  // The build is done and right, or a Status of the system or of the memory; nothing is left.
+  void ExpectHonest(const Result<BuildReport>& built, const std::string& when) {
+    ASSERT_EQ(fake.live(), 0) << when;
+    if (built) {
+      ASSERT_EQ(Planes(built), expected_) << when;
+    } else {
+      const int code = built.error().exit_code();
+      EXPECT_TRUE(code == 1 || code == 4) << when << ": " << built.error().ToString();
+    }
+  }
+
+  MemEnv env_;
+  int stores_ = 0;
+  std::string store_;
+  std::vector<std::byte> expected_;
+};
+
+TEST_F(FakeCudaBuild, OnTheDeviceAsOnTheCpuAndAllIsGivenBack) {
+  const uint64_t launches = fake.calls("cuLaunchKernel");
+  const auto built = BuildOnDevice();
+  ASSERT_TRUE(built) << built.error().ToString();
+  EXPECT_EQ(built->bytes_quantized_on_device, built->bytes_read);
+  EXPECT_EQ(Planes(built), expected_);
+  // Each matrix is counted and quantized.
+  EXPECT_EQ(fake.calls("cuLaunchKernel") - launches, 2u * 3 * 3 * 2);
+  EXPECT_EQ(fake.live(), 0);
+}
+
+TEST_F(FakeCudaBuild, AFailureOfAnyCallIsAStatusOrLeavesItToTheCpu) {
+  const char* const kFunctions[] = {
+      "cuMemGetInfo",      "cuMemAlloc",         "cuMemHostAlloc",   "cuMemHostRegister",
+      "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync",  "cuStreamCreate",   "cuEventCreate",
+      "cuEventRecord",     "cuEventSynchronize", "cuModuleLoadData", "cuModuleGetFunction",
+      "cuLaunchKernel"};
+  for (const char* function : kFunctions) {
+    for (const CUresult error : {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_LAUNCH_FAILED}) {
+      for (uint64_t skip = 0; skip < 20; ++skip) {
+        fake.fail(function, skip, error, false);
+        const auto built = BuildOnDevice();
+        const bool met = fake.failed() != 0;
+        fake.heal();
+        ExpectHonest(built, Text("{}, call {}", function, skip));
+        if (!met) break;
+        if (error == CUDA_ERROR_LAUNCH_FAILED) {
+          EXPECT_FALSE(built) << function << ", call " << skip;
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(BuildOnDevice());
+}
+
+TEST_F(FakeCudaBuild, ALostDeviceEndsTheBuildWherever) {
+  const uint64_t before = fake.calls("");
+  ASSERT_TRUE(BuildOnDevice());
+  const uint64_t calls = fake.calls("") - before;
+  for (uint64_t at = 0; at < calls; at += 1 + calls / 50) {
+    fake.fail("", at, CUDA_ERROR_ILLEGAL_ADDRESS, true);
+    const auto built = BuildOnDevice();
+    const bool met = fake.failed() != 0;
+    fake.heal();
+    ExpectHonest(built, Text("lost at call {}", at));
+    if (met) {
+      EXPECT_FALSE(built) << "lost at call " << at;
+    }
+  }
+  EXPECT_TRUE(BuildOnDevice());
+}
+
+// Only some workers' matrices fit beside what else is there.
+TEST_F(FakeCudaBuild, WhatDoesNotFitIsLeftToTheCpu) {
+  fake.memory(256 * kMiB + 4096);
+  const auto built = BuildOnDevice();
+  ASSERT_TRUE(built) << built.error().ToString();
+  EXPECT_EQ(built->bytes_quantized_on_device, 0u);
+  ExpectHonest(built, "no memory");
+}
+
+TEST_F(FakeCuda, ABootBuildsWhatIsMissingOnTheDevice) {
+  const std::string checkpoint = directory_.path() + "/model";
+  SynthCheckpointOptions synth;
+  synth.format = SourceFormat::kBf16;
+  synth.geometry = {3, 128, 64};
+  synth.main_layers = 2;
+  WorkerPool pool(1);
+  ASSERT_TRUE(WriteSynthCheckpoint(PosixEnv(), checkpoint, synth, pool).has_value());
+  std::vector<std::vector<std::vector<std::byte>>> booted;
+  for (const bool cuda : {false, true}) {
+    EngineOptions options = Options();
+    options.device.cuda = cuda;
+    if (!cuda) options.base_residency = Residency::kAuto;
+    options.store_directory = directory_.path() + (cuda ? "/cuda" : "/cpu");
+    options.checkpoint = checkpoint;
+    const uint64_t downloads = fake.calls("cuMemcpyDtoHAsync");
+    const auto layers = Boot(options);
+    ASSERT_TRUE(layers) << layers.error().ToString();
+    booted.push_back(*layers);
+    EXPECT_EQ(fake.calls("cuMemcpyDtoHAsync") > downloads, cuda);
+    EXPECT_EQ(fake.live(), 0);
+  }
+  EXPECT_EQ(booted[0], booted[1]);
 }
 
 }  // namespace

@@ -317,6 +317,13 @@ Result<void> Engine::StartBuilds() {
   if (build.progress != nullptr)
     build.progress->Begin("building and booting",
                           plan_->bytes_checkpoint + plan_->bytes_store - plan_->bytes_pinned);
+  build.device = device_.get();
+  if (device_ != nullptr) {
+    // What the planes leave; 0 would be no limit.
+    HP_ASSIGN(const uint64_t device_bytes, DeviceBytes());
+    const uint64_t taken = plan_->bytes_device + options_.reserve_bytes;
+    build.device_limit_bytes = std::max<uint64_t>(1, device_bytes - std::min(device_bytes, taken));
+  }
   std::vector<uint32_t> bases;
   for (const PlanEntry* entry : bases_) bases.push_back(entry->layer);
   return cold_->Start(*generation_, build, needs, bases);

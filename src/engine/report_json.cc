@@ -88,6 +88,9 @@ std::string BuildReportJson(const BuildReport& report) {
                               {"quantize", report.seconds_quantize}};
   json["gigabytes_per_second"] = Rate(report.bytes_read, report.seconds_quantize);
   json["peak_staging_bytes"] = report.peak_staging_bytes;
+  json["device"] = report.device;
+  json["bytes_quantized_on_device"] = report.bytes_quantized_on_device;
+  json["peak_device_bytes"] = report.peak_device_bytes;
   json["workers"] = report.worker_count;
   json["isa"] = report.isa;
   json["generation"] = ToHex(report.generation);
@@ -139,6 +142,7 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
   json["source_by_layer"] = SourcesJson(report, plan);
   json["actions"] = ActionsJson(plan);
   json["peak_staging_bytes"] = build.peak_staging_bytes;
+  json["bytes_quantized_on_device"] = build.bytes_quantized_on_device;
   json["bytes_read_disk"] = report.bytes_read_disk;
   json["read_path"] = report.read_path;
   json["peak_pinned_bytes"] = report.bytes_pinned + report.bytes_ring;

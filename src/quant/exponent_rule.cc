@@ -1,6 +1,7 @@
 #include "quant/exponent_rule.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 
@@ -48,6 +49,22 @@ ExponentSteps FindSteps() {
   return steps;
 }
 
+std::array<double, 255> FindThresholds() {
+  std::array<double, 255> thresholds = {};
+  for (unsigned byte = 1; byte < thresholds.size(); ++byte) {
+    thresholds[byte] = thresholds[byte - 1];
+    if (ScaleByteOf(thresholds[byte]) >= byte) continue;       // the rule leaps over some
+    uint64_t low = std::bit_cast<uint64_t>(thresholds[byte]);  // below `byte`
+    uint64_t high = std::bit_cast<uint64_t>(0x1p130);          // at 254
+    while (high - low > 1) {
+      const uint64_t middle = low + (high - low) / 2;
+      (ScaleByteOf(std::bit_cast<double>(middle)) < byte ? low : high) = middle;
+    }
+    thresholds[byte] = std::bit_cast<double>(high);
+  }
+  return thresholds;
+}
+
 }  // namespace
 
 uint8_t ScaleByteOf(double amax) {
@@ -59,6 +76,11 @@ uint8_t ScaleByteOf(double amax) {
 const ExponentSteps& GetExponentSteps() {
   static const ExponentSteps steps = FindSteps();
   return steps;
+}
+
+std::span<const double, 255> ScaleThresholds() {
+  static const std::array<double, 255> thresholds = FindThresholds();
+  return thresholds;
 }
 
 }  // namespace hotplane

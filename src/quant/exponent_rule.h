@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 namespace hotplane {
 
@@ -26,5 +27,10 @@ struct ExponentSteps {
 
 // Found by binary search on ScaleByteOf at the first call. Thread-safe.
 const ExponentSteps& GetExponentSteps();
+
+// The same of any float64: [b] is the smallest amax from which the byte is at least b. amax of a
+// source is a float32, a product of one and an e4m3 value, or a quotient; where log2 turns from one
+// rounding to the next (some 2^-46 of the value) there is none of them.
+std::span<const double, 255> ScaleThresholds();
 
 }  // namespace hotplane

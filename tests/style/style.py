@@ -27,7 +27,7 @@ LAYERS = {
     "base": set(),
     "io": {"base"},
     "format": {"base"},
-    "device": {"base"},
+    "device": {"base", "format"},
     "checkpoint": {"base", "io", "format"},
     "quant": {"base", "format"},
     "moe": {"base", "format", "quant"},

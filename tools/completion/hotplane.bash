@@ -4,8 +4,8 @@ _hotplane_options() {
   local general="--json --quiet --verbose --isa --help"
   case $1 in
     build)
-      echo "$general --store --layers --tiers --delta --zero-mode --tp --workers --batch
-        --staging-limit --stall-timeout --no-lock --trace"
+      echo "$general --store --layers --tiers --delta --zero-mode --tp --device --workers
+        --batch --staging-limit --stall-timeout --no-lock --trace"
       ;;
     boot)
       echo "$general --checkpoint --no-build --generation --rank --world --layers --experts

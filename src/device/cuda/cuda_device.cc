@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "device/cuda/copy_lane.h"
 #include "device/cuda/cuda_arena.h"
+#include "device/cuda/cuda_quantizer.h"
 #include "device/cuda/mapped_windows.h"
 #include "device/cuda/rates.h"
 #include "device/cuda/verifier.h"
@@ -131,6 +132,7 @@ class CudaDevice final : public Device {
       : driver_(driver), ordinal_(ordinal), options_(options) {}
 
   ~CudaDevice() override {
+    quantize_kernels_.reset();
     verifier_.reset();
     ring_.reset();
     if (context_ != nullptr) (void)driver_.cuDevicePrimaryCtxRelease(device_);
@@ -177,6 +179,13 @@ class CudaDevice final : public Device {
     return std::unique_ptr<LandingDevice>(std::move(landing));
   }
 
+  Result<std::unique_ptr<MatrixQuantizer>> NewQuantizer(const QuantizerOptions& options) override {
+    const CurrentContext current(driver_, context_);
+    HP_ASSIGN(const bool has_kernels, quantize_kernels_->Load());
+    if (!has_kernels) return std::unique_ptr<MatrixQuantizer>();
+    return NewCudaQuantizer(driver_, context_, *quantize_kernels_, options);
+  }
+
   Result<void> Download(const std::byte* from, std::span<std::byte> to) const override {
     const CurrentContext current(driver_, context_);
     HP_CUDA_TRY(driver_, "cannot copy from the device",
@@ -203,6 +212,7 @@ class CudaDevice final : public Device {
   std::atomic<bool> landing_{false};
   std::unique_ptr<PinnedRing> ring_;
   std::unique_ptr<CudaVerifier> verifier_;
+  std::unique_ptr<QuantizeKernels> quantize_kernels_;
 };
 
 Result<void> CudaDevice::OpenContext() {
@@ -236,6 +246,7 @@ Result<void> CudaDevice::Open() {
   times_.ring = SecondsSince(ring_start);
   verifier_ = std::make_unique<CudaVerifier>(driver_, context_);
   HP_TRY(verifier_->Open());
+  quantize_kernels_ = std::make_unique<QuantizeKernels>(driver_, context_);
   times_.all = SecondsSince(start);
   Log(LogLevel::kInfo, "{}: context {}, ring of {} {}, all {}", name(),
       FormatSeconds(times_.context), FormatBytes(ring_->bytes()), FormatSeconds(times_.ring),

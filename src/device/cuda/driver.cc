@@ -17,7 +17,7 @@ Status NoDriver(std::string found) {
   return Status::System("the CUDA driver cannot be used")
       .Expected("libcuda.so.1, of CUDA 12 or newer")
       .Found(std::move(found))
-      .Advice("install the NVIDIA driver, or boot with --device cpu");
+      .Advice("install the NVIDIA driver, or take --device cpu");
 }
 
 // "cuMemAlloc_v2" is asked for as "cuMemAlloc": the driver picks the version.
@@ -69,7 +69,7 @@ Result<void> StartCudaDriver(const CudaDriver& driver) {
   static const CUresult result = driver.cuInit(0);
   if (result == CUDA_SUCCESS) return {};
   return Fail(CudaStatus(driver, result, "cannot start the CUDA driver")
-                  .Advice("`nvidia-smi` tells whether a GPU is there and healthy; or boot with "
+                  .Advice("`nvidia-smi` tells whether a GPU is there and healthy; or take "
                           "--device cpu"));
 }
 

@@ -42,6 +42,7 @@ namespace hotplane {
   X(cuMemGetAllocationGranularity) \
   X(cuMemcpyHtoDAsync)             \
   X(cuMemcpyDtoH)                  \
+  X(cuMemcpyDtoHAsync)             \
   X(cuMemsetD8)                    \
   X(cuStreamCreate)                \
   X(cuStreamDestroy)               \

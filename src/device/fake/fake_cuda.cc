@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 
+#include "device/cuda/quantize_args.h"
 #include "device/cuda/verify_args.h"
 #include "device/xxh3.h"
 
@@ -287,6 +288,11 @@ CUresult MemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
   std::memcpy(to, reinterpret_cast<void*>(from), bytes);
   return CUDA_SUCCESS;
 }
+CUresult MemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  FAKE_ENTER("cuMemcpyDtoHAsync");
+  Queue(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
+  return CUDA_SUCCESS;
+}
 CUresult MemsetD8(CUdeviceptr to, unsigned char value, size_t bytes) {
   FAKE_ENTER("cuMemsetD8");
   std::memset(reinterpret_cast<void*>(to), value, bytes);
@@ -361,21 +367,18 @@ CUresult ModuleUnload(CUmodule) {
   --State().live;
   return CUDA_SUCCESS;
 }
-CUresult ModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
-  FAKE_ENTER("cuModuleGetFunction");
-  if (std::strcmp(name, kVerifyKernelName) != 0) return CUDA_ERROR_NOT_FOUND;
-  *function = reinterpret_cast<CUfunction>(&State());
-  return CUDA_SUCCESS;
+
+template <typename T>
+T Argument(void** arguments, size_t index) {
+  return *static_cast<const T*>(arguments[index]);
 }
 
-CUresult LaunchKernel(CUfunction, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned,
-                      unsigned, CUstream stream, void** arguments, void**) {
-  FAKE_ENTER("cuLaunchKernel");
-  const auto data = *static_cast<const uint8_t* const*>(arguments[0]);
-  const auto* const checks = *static_cast<VerifyCheck* const*>(arguments[1]);
-  const auto outcome = *static_cast<const VerifyOutcome*>(arguments[2]);
-  const auto secret = *static_cast<const xxh3::Secret*>(arguments[3]);
-  Queue(stream, [=] {
+std::function<void()> VerifyWork(unsigned blocks, void** arguments) {
+  const auto data = Argument<const uint8_t*>(arguments, 0);
+  const auto checks = Argument<const VerifyCheck*>(arguments, 1);
+  const auto outcome = Argument<VerifyOutcome>(arguments, 2);
+  const auto secret = Argument<xxh3::Secret>(arguments, 3);
+  return [=] {
     for (unsigned i = 0; i < blocks; ++i) {
       const uint64_t found = xxh3::Hash(secret, data + checks[i].offset, checks[i].bytes);
       if (found == checks[i].checksum) continue;
@@ -383,7 +386,61 @@ CUresult LaunchKernel(CUfunction, unsigned blocks, unsigned, unsigned, unsigned,
       outcome.bad_at[i] = 1;
       *outcome.bad = 1;
     }
-  });
+  };
+}
+
+std::function<void()> CountWork(unsigned blocks, void** arguments) {
+  const auto source = Argument<tile::Source>(arguments, 0);
+  const auto counts = Argument<tile::Counts*>(arguments, 1);
+  return [=] {
+    for (unsigned block = 0; block < blocks; ++block) {
+      tile::Counts own = {0, 0, 0};
+      for (uint64_t tile = block; tile < tile::TileCount(source); tile += blocks)
+        for (unsigned thread = 0; thread < tile::kThreads; ++thread)
+          tile::CountBlock(source, tile, thread, &own);
+      counts[block] = own;
+    }
+  };
+}
+
+std::function<void()> QuantizeWork(unsigned, void** arguments) {
+  const auto source = Argument<tile::Source>(arguments, 0);
+  const auto planes = Argument<tile::Planes>(arguments, 1);
+  const auto thresholds = Argument<const double*>(arguments, 2);
+  const bool alternate_zeros = Argument<uint32_t>(arguments, 3) != 0;
+  return [=] {
+    tile::Nibbles nibbles;
+    for (uint64_t tile = 0; tile < tile::TileCount(source); ++tile) {
+      for (unsigned thread = 0; thread < tile::kThreads; ++thread)
+        tile::QuantizePart(source, planes, thresholds, alternate_zeros, tile, thread, &nibbles);
+      for (unsigned lane = 0; lane < tile::kThreads; ++lane)
+        tile::WriteLane(planes, nibbles, tile, lane);
+    }
+  };
+}
+
+struct FakeKernel {
+  const char* name;
+  std::function<void()> (*work)(unsigned blocks, void** arguments);
+};
+constexpr FakeKernel kKernels[] = {{kVerifyKernelName, VerifyWork},
+                                   {kCountKernelName, CountWork},
+                                   {kQuantizeKernelName, QuantizeWork}};
+
+CUresult ModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
+  FAKE_ENTER("cuModuleGetFunction");
+  for (const FakeKernel& kernel : kKernels) {
+    if (std::strcmp(name, kernel.name) != 0) continue;
+    *function = reinterpret_cast<CUfunction>(const_cast<FakeKernel*>(&kernel));
+    return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult LaunchKernel(CUfunction function, unsigned blocks, unsigned, unsigned, unsigned, unsigned,
+                      unsigned, unsigned, CUstream stream, void** arguments, void**) {
+  FAKE_ENTER("cuLaunchKernel");
+  Queue(stream, reinterpret_cast<const FakeKernel*>(function)->work(blocks, arguments));
   return CUDA_SUCCESS;
 }
 
@@ -420,6 +477,7 @@ const std::map<std::string, void*>& Table() {
       FAKE_ENTRY("cuMemGetAllocationGranularity", MemGranularity),
       FAKE_ENTRY("cuMemcpyHtoDAsync", MemcpyHtoDAsync),
       FAKE_ENTRY("cuMemcpyDtoH", MemcpyDtoH),
+      FAKE_ENTRY("cuMemcpyDtoHAsync", MemcpyDtoHAsync),
       FAKE_ENTRY("cuMemsetD8", MemsetD8),
       FAKE_ENTRY("cuStreamCreate", StreamCreate),
       FAKE_ENTRY("cuStreamDestroy", StreamDestroy),
