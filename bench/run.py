@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """run.py [NAME] [--layers N] [--warm-layers N] [--folder DIR] [--smoke]: every benchmark of the
 CPU path, one after the other, into one result file with the machine, the commit, the commands and
-the figures."""
+the figures. With --only the others' figures stay as they are in the file, with their commits."""
 import argparse
 import json
 import os
@@ -45,7 +45,8 @@ def main():
     smoke = ["--smoke"] if arguments.smoke else []
     words = [os.path.relpath(word) if word.startswith("/") else word for word in sys.argv[1:]]
     result = {"machine": machine(), "commit": commit(), "date": str(date.today()),
-              "command": " ".join(["scripts/bench", *words]), "commands": {}, "figures": {}}
+              "command": " ".join(["scripts/bench", *words]), "commits": {}, "commands": {},
+              "figures": {}}
     with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.folder) as folder:
         warm_layers = ["--layers", str(arguments.warm_layers)] if arguments.warm_layers else []
         steps = {
@@ -72,6 +73,7 @@ def main():
             subprocess.run([*command, "--json", figures], check=True)
             with open(figures) as file:
                 result["figures"][name] = json.load(file)
+            result["commits"][name] = result["commit"]
             result["commands"][name] = " ".join(
                 os.path.relpath(word, ROOT) if word.startswith(ROOT) else word
                 for word in command).replace(os.path.relpath(folder, ROOT), "DIR").replace(
@@ -83,6 +85,14 @@ def main():
     name = arguments.name or re.sub(r"[^a-z0-9]+", "-", result["machine"]["cpu"].lower()).strip("-")
     path = os.path.join(ROOT, "bench", "results", name + ".json")
     os.makedirs(os.path.dirname(path), exist_ok=True)
+    if arguments.only and os.path.exists(path):
+        with open(path) as file:
+            earlier = json.load(file)
+        before = earlier.get("commits") or dict.fromkeys(earlier["figures"], earlier["commit"])
+        for key, kept in (("commits", before), ("commands", earlier["commands"]),
+                          ("figures", earlier["figures"])):
+            result[key] = {**kept, **result[key]}
+        result["command"] = earlier["command"]
     with open(path, "w") as out:
         json.dump(result, out, indent=2)
         out.write("\n")

@@ -137,8 +137,10 @@ def moe_rows(moe):
 
 def numbers(result, path):
     machine = result["machine"]
+    commits = sorted(set(result.get("commits", {}).values()) or {result["commit"]})
     head = (f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, kernel "
-            f"{machine['kernel']}; {result['date']}, commit {result['commit']}, medians; "
+            f"{machine['kernel']}; {result['date']}, "
+            f"commit{'s' if len(commits) > 1 else ''} {' and '.join(commits)}, medians; "
             "shares are medians of the rounds' shares. The copy passes each 4 KiB through the L1 "
             "cache and stores it past the others, so it can be faster than memcpy. "
             f"Reproduced by `{result['command']}`; all figures: "
