@@ -49,6 +49,17 @@ bool Unsigned(const json& values, std::vector<uint64_t>& out) {
 
 }  // namespace
 
+json ParseUntrusted(const std::string& text) {
+  constexpr int kDepthMax = 64;
+  bool too_deep = false;
+  const json::parser_callback_t callback = [&](int depth, json::parse_event_t, json&) {
+    too_deep = too_deep || depth > kDepthMax;
+    return !too_deep;
+  };
+  json parsed = json::parse(text, callback, /*allow_exceptions=*/false);
+  return too_deep ? json(json::value_t::discarded) : parsed;
+}
+
 Result<Checkpoint> Checkpoint::Open(const std::string& folder) {
   Checkpoint checkpoint;
   checkpoint.folder_ = folder;
@@ -97,7 +108,7 @@ Result<void> Checkpoint::AddFile(const std::string& path) {
   if (!ReadAt(file, 8, text.data(), header_bytes)) {
     return Failure(HOTPLANE_SYSTEM, "a safetensors header cannot be read", path);
   }
-  const json header = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json header = ParseUntrusted(text);
   if (!header.is_object()) {
     return Failure(HOTPLANE_DATA, "a safetensors header is not JSON", path, "an object",
                    header.is_discarded() ? "malformed text" : header.type_name());

@@ -19,6 +19,10 @@ struct Tensor {
   uint64_t bytes = 0;   // these lie within the file
 };
 
+// JSON of a file that nobody vouches for; discarded where it is malformed or nested deeper than any
+// checkpoint's is.
+nlohmann::json ParseUntrusted(const std::string& text);
+
 // Every *.safetensors file of the folder counts: with an index that is the same, and without one
 // there is nothing else to go by. Immutable after Open.
 class Checkpoint {

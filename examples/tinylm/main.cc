@@ -2,6 +2,8 @@
 // --help` tells the rest.
 #include <algorithm>
 #include <cstdio>
+#include <exception>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "generation.h"
@@ -196,8 +198,21 @@ Result<void> Run(int argc, char** argv) {
 }  // namespace tinylm
 
 int main(int argc, char** argv) {
-  const tinylm::Result<void> done = tinylm::Run(argc, argv);
-  if (done) return std::fflush(stdout) == 0 ? 0 : HOTPLANE_SYSTEM;
-  std::fprintf(stderr, "tinylm: %s\n", done.error().text.c_str());
-  return done.error().code;
+  try {
+    const tinylm::Result<void> done = tinylm::Run(argc, argv);
+    if (!done) {
+      std::fprintf(stderr, "tinylm: %s\n", done.error().text.c_str());
+      return done.error().code;
+    }
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "tinylm: out of memory\n");
+    return HOTPLANE_CAPACITY;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "tinylm: %s\n", error.what());
+    return HOTPLANE_SYSTEM;
+  }
+  // What was written before a failure counts too.
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+  std::fprintf(stderr, "tinylm: standard output cannot be written\n");
+  return HOTPLANE_SYSTEM;
 }

@@ -70,7 +70,7 @@ Result<json> ReadJson(const std::string& path) {
   }
   std::ostringstream text;
   text << file.rdbuf();
-  json config = json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
+  json config = ParseUntrusted(text.str());
   if (!config.is_object()) {
     return Failure(HOTPLANE_DATA, "the model's config is not JSON", path, "an object",
                    config.is_discarded() ? "malformed text" : config.type_name());

@@ -83,11 +83,13 @@ Result<void> RunExportHf(const Context& context) {
   HP_ASSIGN(const Generation generation, OpenPairedGeneration(store, options.generation, checkpoint,
                                                               model, OpenOptionsOf(context)));
   HP_ASSIGN(const PrecisionMap precision, ReadPrecision(options.precision, generation.manifest()));
+  HP_ASSIGN(const FileStat given, PosixEnv().Stat(options.checkpoint));
   WorkerPool pool(options.workers);
   Progress progress;
   const HfExportOptions hf = {.output_directory = options.hf,
                               .shard_bytes_max = options.shard_bytes,
                               .kernels = &context.kernels,
+                              .copy_other_files = given.type == FileType::kDirectory,
                               .cancel = &context.cancel,
                               .progress = &progress};
   Result<HfExportReport> exported = [&] {

@@ -294,6 +294,7 @@ bool HoldsWeights(std::string_view name) {
 }
 
 Result<uint64_t> Exporter::PlanOtherFiles() {
+  if (!options_.copy_other_files) return uint64_t{0};
   HP_ASSIGN(const std::vector<std::string> names, env_.List(Folder()));
   uint64_t bytes = 0;
   for (const std::string& name : names) {
@@ -445,6 +446,7 @@ Result<void> Exporter::CopyFile(const std::string& name, CheckpointWriter& write
     for (uint64_t at = 0; at < stat.bytes; at += kCopyBytes) {
       const std::span<std::byte> piece =
           std::span(buffer).first(std::min(kCopyBytes, stat.bytes - at));
+      if (options_.cancel != nullptr) HP_TRY(options_.cancel->Check());
       HP_TRY(ReadFully(*file, at, piece));
       HP_TRY(sink(piece));
     }

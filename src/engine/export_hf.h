@@ -22,6 +22,9 @@ struct HfExportOptions {
   std::string output_directory;
   uint64_t shard_bytes_max = 5 * kGiB;  // above 0; a larger tensor gets a file of its own
   const Kernels* kernels = nullptr;     // null: the best for this CPU
+  // Files of the checkpoint's folder that are no weights; of a single file its neighbours are not
+  // its own.
+  bool copy_other_files = true;
   const CancelToken* cancel = nullptr;
   Progress* progress = nullptr;
 };

@@ -10,7 +10,7 @@
 namespace hotplane {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 // The map itself has three levels.
 constexpr int kDepthMax = 8;

@@ -79,9 +79,12 @@ class Drawing {
     y_step_ = RoundStep((y_high_ - y_low_) / 5);
     y_low_ = std::floor(y_low_ / y_step_ + 1e-9) * y_step_;
     y_high_ = std::ceil(y_high_ / y_step_ - 1e-9) * y_step_;
-    if (x_high_ <= x_low_) {
-      x_low_ -= 0.5;
-      x_high_ += 0.5;
+    // Around one place, or places too close for their magnitude, there is room on both sides.
+    const double far = std::max(std::fabs(x_low_), std::fabs(x_high_));
+    if (x_high_ - x_low_ <= 1e-9 * far || x_high_ <= x_low_) {
+      const double room = std::max(0.5, 1e-3 * far);
+      x_low_ -= room;
+      x_high_ += room;
     }
     return true;
   }
@@ -109,12 +112,16 @@ class Drawing {
     }
   }
 
+  // More do not fit beside each other.
+  static constexpr int kLabelsMax = 64;
+
   void DrawX() {
     double step = chart_.x_step;
     if (step <= 0) step = std::max(1.0, RoundStep((x_high_ - x_low_) / 22));
     const double first = std::ceil(x_low_ / step - 1e-9) * step;
-    for (int i = 0; first + i * step <= x_high_ * (1 + 1e-9) + 1e-9; ++i) {
+    for (int i = 0; i < kLabelsMax; ++i) {
       const double value = first + i * step;
+      if (value > x_high_ + 1e-6 * step) break;
       out_ += chart_.x_percent
                   ? Text("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{:.0f}%</text>\n",
                          X(value), kBottom + 18, 100 * value)

@@ -4,6 +4,7 @@ its files, and every exported weight."""
 import json
 import math
 import os
+import shutil
 import struct
 import tempfile
 import unittest
@@ -144,6 +145,18 @@ class Bundled(unittest.TestCase):
         report = self.check_export("mixed:" + path, lambda layer, expert:
                                    layer == 1 or (layer == 3 and expert % 3 == 0))
         self.assertEqual(report["experts_fp4"], 32 + 11)
+
+    def test_export_of_one_file_leaves_its_neighbours(self):
+        folder = os.path.join(self.temporary.name, "downloads")
+        os.mkdir(folder)
+        single = os.path.join(folder, "m.safetensors")
+        shutil.copy(os.path.join(BUNDLED, "model-00001-of-00001.safetensors"), single)
+        with open(os.path.join(folder, "private_key.pem"), "w", encoding="utf-8") as file:
+            file.write("mine")
+        out = os.path.join(self.temporary.name, "of-one-file")
+        command.must("export", self.store, "--hf", out, "--checkpoint", single, "--precision",
+                     "base", "-q")
+        self.assertNotIn("private_key.pem", os.listdir(out))
 
     def test_wrong_usage_of_export(self):
         folder = self.temporary.name

@@ -246,11 +246,17 @@ class Report(unittest.TestCase):
                          {"precision": "mixed", "share": 0.5, "loss": {}}]
         tiny = {"command": "fidelity", "layers": [{"layer": 0, "base": {"total": {
             "relative_rms": 5e-324, "signed_bias": -5e-324, "magnitude_bias": 0}}}]}
-        for run in (fidelity, tiny, loss, {**loss, "rows": [{"precision": "base", "loss": 0}]}):
+        total = {"total": {"relative_rms": 0.1}}
+        far = {"command": "fidelity", "layers": [{"layer": layer, "base": total}
+                                                 for layer in (1e15, 1e15 + 2)]}
+        lone = {"command": "fidelity", "layers": [{"layer": 1e18, "base": total}]}
+        for run in (fidelity, far, lone, tiny, loss,
+                    {**loss, "rows": [{"precision": "base", "loss": 0}]}):
             page = draw(self.folder, run)
             self.assertEqual(page.faults, [])
             self.assertNotIn("script", {tag for tag, _ in page.tags})
             self.assertNotRegex(page.source, r"\b(nan|inf)\b")
+            self.assertLess(len(page.source), 200_000)
 
     def test_these_pages_are_refused_without_rows_and_with_a_trace(self):
         path = os.path.join(self.folder, "run.json")
@@ -258,6 +264,8 @@ class Report(unittest.TestCase):
         for run, extra, code in (({"command": "fidelity"}, [], 3),
                                  ({"command": "fidelity", "layers": [1]}, [], 3),
                                  ({"command": "tinylm eval", "rows": {}}, [], 3),
+                                 ({"command": "fidelity", **{str(i): 0 for i in range(300_000)}},
+                                  [], 3),
                                  (evaluated(), ["--trace", path], 2)):
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(run, file)

@@ -282,7 +282,8 @@ class Malformed(unittest.TestCase):
                       {"dtype": "BF16", "shape": ["a"], "data_offsets": [0, 0]}):
             self.write(tiny_model(), edit=lambda h: h.update({"norm.weight": entry}))
             self.refuse("malformed header entry", "norm.weight")
-        for text in (b"[]", b"{", b"\xff\xfe", b"[" * 100000):
+        nested = b'{"a":' + b"[" * 200000 + b"]" * 200000 + b"}"
+        for text in (b"[]", b"{", b"\xff\xfe", b"[" * 100000, nested):
             with open(self.file, "wb") as out:
                 out.write(struct.pack("<Q", len(text)) + text)
             self.refuse("is not JSON")
