@@ -84,10 +84,11 @@ TEST(Discover, SharedModels) {
   EXPECT_EQ(model->layers[3].prefix, "model.layers.3.mlp.");
   const auto nvfp4 = open("tinymoe-nvfp4");
   ASSERT_TRUE(nvfp4) << nvfp4.error().ToString();
-  const auto refused = DiscoverMoe(*nvfp4);
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code(), StatusCode::kData);
-  EXPECT_NE(refused.error().what().find("modelopt NVFP4"), std::string::npos);
+  const auto requantized = DiscoverMoe(*nvfp4);
+  ASSERT_TRUE(requantized) << requantized.error().ToString();
+  EXPECT_EQ(requantized->scheme, "modelopt-nvfp4");
+  ASSERT_EQ(requantized->layers.size(), 4u);
+  EXPECT_EQ(requantized->layers[0].format, SourceFormat::kNvfp4);
 }
 
 // Main layers count with the dense ones; MTP layers follow all of them.
