@@ -22,7 +22,7 @@ class Session {
   size_t position() const { return position_; }
   void Restart() { position_ = 0; }
 
-  // Adds every routing weight of this session to `sums` [layers, experts]; null: none.
+  // From now on routing weights are added to `sums` [layers, experts]; null: none are.
   void CountRouting(std::vector<double>* sums) { routed_ = sums; }
 
  private:

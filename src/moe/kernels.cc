@@ -1,9 +1,8 @@
 #include "moe/kernels.h"
 
 #include <array>
-#include <string>
 
-#include "base/format_text.h"
+#include "base/variant.h"
 #include "moe/cpu/kernel_tables.h"
 
 namespace hotplane {
@@ -37,18 +36,7 @@ std::span<const MoeKernels* const> AvailableMoeKernels() {
 }
 
 Result<const MoeKernels*> SelectMoeKernels(std::optional<std::string_view> forced_name) {
-  const std::span<const MoeKernels* const> available = AvailableMoeKernels();
-  if (!forced_name) return available.front();
-  std::string names;
-  for (const MoeKernels* kernels : available) {
-    if (kernels->name == *forced_name) return kernels;
-    names += names.empty() ? "" : ", ";
-    names += kernels->name;
-  }
-  return Fail(Status::Usage("the instruction set asked for is unknown or cannot run on this CPU")
-                  .Expected(Text("one of {}", names))
-                  .Found(Text("\"{}\"", *forced_name))
-                  .Advice("leave it out to get the best one"));
+  return SelectVariant(AvailableMoeKernels(), forced_name);
 }
 
 }  // namespace hotplane

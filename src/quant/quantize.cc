@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
 
 #include "base/check.h"
 #include "base/format_text.h"
+#include "base/variant.h"
 #include "quant/kernel_tables.h"
 
 namespace hotplane {
@@ -72,18 +72,7 @@ std::span<const Kernels* const> AvailableKernels() {
 }
 
 Result<const Kernels*> SelectKernels(std::optional<std::string_view> forced_name) {
-  const std::span<const Kernels* const> available = AvailableKernels();
-  if (!forced_name) return available.front();
-  std::string names;
-  for (const Kernels* kernels : available) {
-    if (kernels->name == *forced_name) return kernels;
-    names += names.empty() ? "" : ", ";
-    names += kernels->name;
-  }
-  return Fail(Status::Usage("the instruction set asked for is unknown or cannot run on this CPU")
-                  .Expected(Text("one of {}", names))
-                  .Found(Text("\"{}\"", *forced_name))
-                  .Advice("leave it out to get the best one"));
+  return SelectVariant(AvailableKernels(), forced_name);
 }
 
 Result<void> CheckPlaneShape(uint64_t n, uint64_t k, std::string_view what) {
