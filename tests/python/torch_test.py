@@ -4,7 +4,7 @@ import gc
 import unittest
 
 import package
-from package import HIDDEN, WithStore, inputs
+from package import EXPERTS, HIDDEN, WithStore, inputs
 
 import hotplane
 
@@ -34,6 +34,11 @@ class Ops(WithStore):
         self.assertEqual(half.dtype, torch.bfloat16)
         self.assertTrue(torch.equal(half, self.engine.moe_forward(
             1, self.x.bfloat16(), self.ids, self.weights, precision="fp4", arithmetic="exact")))
+        words = ["fp4", "base"] * (EXPERTS // 2)
+        mixed = ops.moe_forward(self.x, self.ids, self.weights, self.number, 1, ",".join(words))
+        self.assertTrue(torch.equal(mixed, self.engine.moe_forward(
+            1, self.x, self.ids, self.weights, precision=words)))
+        self.assertFalse(torch.equal(mixed, self.expected))
         out = torch.zeros(7, HIDDEN)
         ops.moe_forward_out(self.x, self.ids, self.weights, out, self.number, 1)
         self.assertTrue(torch.equal(out, self.expected))

@@ -313,6 +313,7 @@ class Engine(_Opened):
     def __init__(self, path: StrPath, options: Dict[str, Any]) -> None:
         super().__init__(path, Handle(path, boot_options(options)))
         self.layers: Sequence[Layer] = Layers(self._handle)
+        self._devices: Dict[int, str] = {}  # by ordinal
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self.layers)} layers"
@@ -408,6 +409,16 @@ class Engine(_Opened):
         failure = ended.get()
         if failure is not None:
             raise failure
+
+    def layer_device(self, layer: int) -> str:
+        """Where the base of this layer, an ordinal, lies: "cpu" or "cuda:N". UsageError while it is
+        not published."""
+        if layer not in self._devices:
+            self._devices = {booted.ordinal: booted.device for booted in self.layers}
+        if layer not in self._devices:
+            raise UsageError(f"layer {layer} is not there", expected="a layer that was booted",
+                             found=f"{len(self._devices)} layers, not this one")
+        return self._devices[layer]
 
     def stats(self) -> Dict[str, Any]:
         """The report of the boot, with the keys of `hotplane boot --json`; {} before a boot has

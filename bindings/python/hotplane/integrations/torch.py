@@ -5,14 +5,17 @@
     y = torch.ops.hotplane.moe_forward(x, ids, weights, number, layer, "base", "fast")
     torch.ops.hotplane.moe_forward_out(x, ids, weights, out, number, layer, "base", "fast")
 
-Arguments and errors are those of `Engine.moe_forward`; tensors are on the CPU. The result has x's
-dtype. There is no gradient.
+Arguments and errors are those of `Engine.moe_forward`; a precision for each expert is the words
+with commas between them. The result has x's dtype and device. Tensors on a GPU whose layer lies on
+the host are copied there and back, and the stream waits. There is no gradient.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
+from typing import Any, Dict, Sequence, Union
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -37,26 +40,40 @@ def _engine(number: int) -> Engine:
     return engine
 
 
+@functools.lru_cache(maxsize=None)
+def _precision(words: str) -> Union[str, Sequence[str]]:
+    return words.split(",") if "," in words else words
+
+
+def _compute(x: Any, ids: Any, weights: Any, out: Any, number: int, layer: int, precision: str,
+             arithmetic: str) -> Any:
+    engine = _engine(number)
+    choice: Dict[str, Any] = {"precision": _precision(precision), "arithmetic": arithmetic}
+    if x.device.type == "cpu" or engine.layer_device(layer) != "cpu":
+        return engine.moe_forward(layer, x, ids, weights, out, **choice)
+    host = engine.moe_forward(layer, x.cpu(), ids.cpu(), weights.cpu(), **choice)
+    return host.to(x.device) if out is None else out.copy_(host)
+
+
 # torch leaves out arguments that have the schema's default.
 def _moe_forward(x, ids, weights, engine, layer, precision="base",  # type: ignore
                  arithmetic="fast"):
-    return _engine(engine).moe_forward(layer, x, ids, weights, precision=precision,
-                                       arithmetic=arithmetic)
+    return _compute(x, ids, weights, None, engine, layer, precision, arithmetic)
 
 
 def _moe_forward_out(x, ids, weights, out, engine, layer, precision="base",  # type: ignore
                      arithmetic="fast"):
-    _engine(engine).moe_forward(layer, x, ids, weights, out, precision=precision,
-                                arithmetic=arithmetic)
+    _compute(x, ids, weights, out, engine, layer, precision, arithmetic)
 
 
 _TENSORS = "Tensor x, Tensor ids, Tensor weights"
 _CHOICE = "int engine, int layer, str precision='base', str arithmetic='fast'"
+_DEVICES = ("cpu", "cuda")
 moe_forward = torch.library.custom_op(
-    "hotplane::moe_forward", _moe_forward, mutates_args=(), device_types="cpu",
+    "hotplane::moe_forward", _moe_forward, mutates_args=(), device_types=_DEVICES,
     schema=f"({_TENSORS}, {_CHOICE}) -> Tensor")
 moe_forward_out = torch.library.custom_op(
-    "hotplane::moe_forward_out", _moe_forward_out, mutates_args=("out",), device_types="cpu",
+    "hotplane::moe_forward_out", _moe_forward_out, mutates_args=("out",), device_types=_DEVICES,
     schema=f"({_TENSORS}, Tensor(a!) out, {_CHOICE}) -> ()")
 
 

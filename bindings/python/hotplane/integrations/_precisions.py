@@ -1,0 +1,65 @@
+"""Which expert is computed at which precision: the map of `hotplane export --hf`, checked."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Sequence
+
+from .._engine import LayerInfo
+from .._library import PRECISIONS
+from ..errors import UsageError
+
+BASE, FP4 = "base", "fp4"
+
+
+def _word(value: Any, where: str) -> str:
+    if not isinstance(value, str) or value not in PRECISIONS:
+        raise UsageError(f"the precision of {where} cannot be", expected=" or ".join(PRECISIONS),
+                         found=repr(value))
+    return value
+
+
+def _number(key: Any, count: int, where: str) -> int:
+    """A key of the map; JSON has them as strings."""
+    try:
+        number = int(key)
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number < count or str(number) != str(key):
+        raise UsageError(f"the precision map names {where} that there are not",
+                         expected=f"numbers below {count}", found=repr(key))
+    return number
+
+
+def _layer(value: Any, default: str, info: LayerInfo) -> List[str]:
+    where = f"layer {info.ordinal}"
+    if not isinstance(value, Mapping):
+        return [_word(value, where)] * info.experts
+    value = dict(value)
+    table = [_word(value.pop("default", default), where)] * info.experts
+    for key, word in value.items():
+        expert = _number(key, info.experts, f"experts of {where}")
+        table[expert] = _word(word, f"expert {expert} of {where}")
+    return table
+
+
+def precisions_of(precision: Any, infos: Sequence[LayerInfo]) -> Dict[int, List[str]]:
+    """ordinal: precision of each expert. `precision` is a word, or {"default": word, "layers":
+    {ordinal: word, or {"default": word, expert: word}}}. UsageError for anything else in it."""
+    if not isinstance(precision, Mapping):
+        word = _word(precision, "the experts")
+        return {info.ordinal: [word] * info.experts for info in infos}
+    unknown = sorted(set(precision) - {"default", "layers"})
+    if unknown or "default" not in precision:
+        raise UsageError("the precision map has other keys than it can have",
+                         expected="default, and layers where some differ",
+                         found=", ".join(map(repr, precision)))
+    default = _word(precision["default"], "the experts")
+    layers = {_number(key, len(infos), "layers"): value
+              for key, value in precision.get("layers", {}).items()}
+    return {info.ordinal: _layer(layers.get(info.ordinal, default), default, info)
+            for info in infos}
+
+
+def joined(table: Sequence[str]) -> str:
+    """As the ops of torch take it: one word where all are the same."""
+    return table[0] if len(set(table)) == 1 else ",".join(table)
