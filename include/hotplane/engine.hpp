@@ -69,6 +69,7 @@ struct BootOptions {
   int cache = HOTPLANE_CACHE_AUTO;
   int32_t rank = -1;   // of a sharded store; -1: the launcher's, see hotplane_boot_options
   uint32_t world = 0;  // number of ranks; 0: the store's
+  std::string device;  // "cpu", "cuda" or "cuda:N": where the base lands; empty: "cpu"
 };
 
 // A pinned record: its bytes stay where and what they are while it lives. Move-only.
@@ -251,6 +252,7 @@ class Engine {
     to.cache = options.cache;
     to.rank = options.rank;
     to.world = options.world;
+    to.device = text(options.device);
     return to;
   }
 
