@@ -8,7 +8,9 @@ from .._engine import LayerInfo
 from .._library import PRECISIONS
 from ..errors import UsageError
 
-BASE, FP4 = "base", "fp4"
+FP4 = "fp4"
+# Of delta records, where nothing else is said: all of a small model, a share of a large one.
+DELTA_CACHE_BYTES_MAX = 4 << 30
 
 
 def _word(value: Any, where: str) -> str:
@@ -63,3 +65,12 @@ def precisions_of(precision: Any, infos: Sequence[LayerInfo]) -> Dict[int, List[
 def joined(table: Sequence[str]) -> str:
     """As the ops of torch take it: one word where all are the same."""
     return table[0] if len(set(table)) == 1 else ",".join(table)
+
+
+def options_for_fp4(precision: Any, infos: Sequence[LayerInfo]) -> Dict[str, Any]:
+    """Of a boot: the delta tier is wanted where an expert is at FP4, and its records are kept."""
+    tables = precisions_of(precision, infos)
+    record_bytes = sum(tables[info.ordinal].count(FP4) * 3 * info.intermediate * info.hidden // 2
+                       for info in infos)  # as nibbles, the larger encoding
+    return {"delta": True, "delta_cache_bytes": min(record_bytes, DELTA_CACHE_BYTES_MAX)
+            } if record_bytes else {}

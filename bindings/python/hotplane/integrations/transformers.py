@@ -23,21 +23,19 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Uni
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from .. import DataError, Engine, LayerInfo, Store, UsageError, open as open_store
+from .. import DataError, Engine, Store, UsageError, open as open_store
 from .._library import ARITHMETICS
 from .._options import word
 from . import _experts
 from . import torch as hotplane_torch
 from ._experts import Place
-from ._precisions import FP4, joined, precisions_of
+from ._precisions import FP4, joined, options_for_fp4, precisions_of
 
 if TYPE_CHECKING:
     from .._engine import StrPath
 
     Source = Union[str, "os.PathLike[str]", Store, Engine]
 
-# Of delta records, where nothing else is said: all of a small model, a share of a large one.
-DELTA_CACHE_BYTES_MAX = 4 << 30
 PLAIN_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"}
 
 
@@ -89,12 +87,6 @@ def _refuse_saving(*_arguments: Any, **_options: Any) -> None:
                      advice="`hotplane export --hf` writes a checkpoint with the store's experts")
 
 
-def _fp4_bytes(tables: Mapping[int, List[str]], infos: Mapping[int, LayerInfo]) -> int:
-    """Of the delta records that these precisions use, at most: as nibbles."""
-    return sum(table.count(FP4) * 3 * infos[ordinal].intermediate * infos[ordinal].hidden // 2
-               for ordinal, table in tables.items())
-
-
 def _booted(source: Source, checkpoint: Optional[str], precision: Any, device: Optional[str],
             options: Mapping[str, Any], check: Any) -> Tuple[Engine, bool]:
     """An engine, and whether it was booted here. check(store): refuses before anything is read."""
@@ -116,11 +108,7 @@ def _booted(source: Source, checkpoint: Optional[str], precision: Any, device: O
             raise UsageError("a store that is open takes no options of opening",
                              found=", ".join(sorted(opening)))
         check(store)
-        infos = {info.ordinal: info for info in store.describe_layers()}
-        cache = _fp4_bytes(precisions_of(precision, list(infos.values())), infos)
-        if cache:
-            given.setdefault("delta", True)
-            given.setdefault("delta_cache_bytes", min(cache, DELTA_CACHE_BYTES_MAX))
+        given = {**options_for_fp4(precision, store.describe_layers()), **given}
         return store.boot(device, **given), True
     finally:
         if store is not source:
