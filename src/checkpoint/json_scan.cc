@@ -53,7 +53,9 @@ class Adapter {
   Adapter(JsonVisitor& visitor, const JsonSource& source) : visitor_(visitor), source_(source) {}
 
   bool null() { return Emit({.kind = JsonScalar::Kind::kNull}); }
-  bool boolean(bool) { return Emit({.kind = JsonScalar::Kind::kBool}); }
+  bool boolean(bool value) {
+    return Emit({.kind = JsonScalar::Kind::kBool, .unsigned_value = value ? 1u : 0u});
+  }
   bool number_integer(int64_t value) {
     return Emit({.kind = JsonScalar::Kind::kNumber, .number = static_cast<double>(value)});
   }
@@ -113,7 +115,7 @@ class Adapter {
 std::string JsonScalarText(const JsonScalar& scalar) {
   switch (scalar.kind) {
     case JsonScalar::Kind::kNull: return "null";
-    case JsonScalar::Kind::kBool: return "a boolean";
+    case JsonScalar::Kind::kBool: return scalar.unsigned_value != 0 ? "true" : "false";
     case JsonScalar::Kind::kUnsigned: return Text("{}", scalar.unsigned_value);
     case JsonScalar::Kind::kNumber: return Text("{}", scalar.number);
     case JsonScalar::Kind::kString: return Text("\"{}\"", PrintableText(scalar.text, 100));

@@ -14,7 +14,7 @@ namespace hotplane {
 struct JsonScalar {
   enum class Kind : uint8_t { kInvalid = 0, kNull, kBool, kUnsigned, kNumber, kString };
   Kind kind = Kind::kInvalid;
-  uint64_t unsigned_value = 0;  // of kUnsigned
+  uint64_t unsigned_value = 0;  // of kUnsigned; of kBool 0 or 1
   double number = 0;            // of kUnsigned and kNumber (negative or fractional)
   std::string_view text{};      // of kString; valid during the call
 };

@@ -29,6 +29,9 @@ class ConfigVisitor : public JsonVisitor {
     ModelConfig config = inner.values;
     if (!config.top_k) config.top_k = outer.values.top_k;
     if (!inner.swiglu_limit_seen) config.swiglu_limit = outer.values.swiglu_limit;
+    if (!config.hidden) config.hidden = outer.values.hidden;
+    if (!config.intermediate) config.intermediate = outer.values.intermediate;
+    if (!config.experts) config.experts = outer.values.experts;
     if (!config.weight_block_size) config.weight_block_size = outer.values.weight_block_size;
     return config;
   }
@@ -86,6 +89,7 @@ class ConfigVisitor : public JsonVisitor {
     Fields& fields = CurrentFields();
     if (key_ == "num_experts_per_tok") return TakeTopK(scalar, fields);
     if (key_ == "swiglu_limit") return TakeSwigluLimit(scalar, fields);
+    TakeShape(scalar, fields.values);
     return {};
   }
 
@@ -95,6 +99,14 @@ class ConfigVisitor : public JsonVisitor {
   Fields& CurrentFields() { return fields_[depth_ == 2 ? 1 : 0]; }
   bool AtBlockSize() const {
     return quantization_depth_ != 0 && depth_ == quantization_depth_ && key_ == "weight_block_size";
+  }
+  void TakeShape(const JsonScalar& scalar, ModelConfig& values) const {
+    if (scalar.kind != JsonScalar::Kind::kUnsigned || scalar.unsigned_value > UINT32_MAX) return;
+    const auto value = static_cast<uint32_t>(scalar.unsigned_value);
+    if (key_ == "hidden_size") values.hidden = value;
+    if (key_ == "moe_intermediate_size") values.intermediate = value;
+    if (key_ == "n_routed_experts" || key_ == "num_experts" || key_ == "num_local_experts")
+      values.experts = value;
   }
   static Result<void> BadBlockSize(std::string found) {
     return Fail(Status::Data("weight_block_size of config.json is malformed")

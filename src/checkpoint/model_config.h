@@ -17,6 +17,10 @@ struct ModelConfig {
   std::optional<double> swiglu_limit;  // absent also when it is 0, which means no clamp
   // quantization_config.weight_block_size: rows and columns that share an FP8 scale.
   std::optional<std::pair<uint32_t, uint32_t>> weight_block_size;
+  // The shape as the config has it, to compare with: whole numbers only, anything else is as if it
+  // were not there. hidden_size, moe_intermediate_size; n_routed_experts, num_experts or
+  // num_local_experts.
+  std::optional<uint32_t> hidden, intermediate, experts;
 };
 
 // Fields of "text_config" win over those of the outer object: multimodal models keep the language

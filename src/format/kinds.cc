@@ -38,14 +38,16 @@ std::string_view SourceFormatName(SourceFormat format) {
     case SourceFormat::kF32: return "f32";
     case SourceFormat::kNvfp4: return "nvfp4";
     case SourceFormat::kFp8: return "fp8";
+    case SourceFormat::kPlanes: return "planes";
     case SourceFormat::kInvalid: break;
   }
   return "invalid";
 }
 
 std::optional<SourceFormat> ParseSourceFormat(std::string_view name) {
-  for (SourceFormat format : {SourceFormat::kMxfp4, SourceFormat::kBf16, SourceFormat::kF16,
-                              SourceFormat::kF32, SourceFormat::kNvfp4, SourceFormat::kFp8}) {
+  for (SourceFormat format :
+       {SourceFormat::kMxfp4, SourceFormat::kBf16, SourceFormat::kF16, SourceFormat::kF32,
+        SourceFormat::kNvfp4, SourceFormat::kFp8, SourceFormat::kPlanes}) {
     if (SourceFormatName(format) == name) return format;
   }
   return std::nullopt;

@@ -36,10 +36,11 @@ enum class SourceFormat : uint8_t {
   kBf16,   // row-major elements; requantized
   kF16,
   kF32,
-  kNvfp4,  // e2m1 nibbles with e4m3 scales per 16 k and one float32 per matrix; requantized
-  kFp8,    // e4m3 with one float scale per two-dimensional block; requantized
+  kNvfp4,   // e2m1 nibbles with e4m3 scales per 16 k and one float32 per matrix; requantized
+  kFp8,     // e4m3 with one float scale per two-dimensional block; requantized
+  kPlanes,  // not known: another program quantized them, and its planes were imported
 };
-std::string_view SourceFormatName(SourceFormat format);  // "mxfp4", "bf16", ..., "nvfp4"
+std::string_view SourceFormatName(SourceFormat format);  // "mxfp4", "bf16", ..., "planes"
 std::optional<SourceFormat> ParseSourceFormat(std::string_view name);
 
 // How exact zeros of a requantized matrix are signed.

@@ -272,11 +272,13 @@ std::string ReadLayers(const Json& json, Manifest& manifest) {
 
 // The empty string, or what is wrong.
 std::string ReadManifest(const Json& json, Manifest& manifest) {
-  ObjectReader reader(json, "the manifest",
-                      {"generation", "identity", "scheme", "activation", "top_k", "layers"});
+  ObjectReader reader(
+      json, "the manifest",
+      {"generation", "identity", "scheme", "checkpoint_id", "activation", "top_k", "layers"});
   const Digest128 generation = reader.HexDigest("generation");
   const Json* identity = reader.Member("identity");
   manifest.scheme = reader.String("scheme");
+  if (reader.Has("checkpoint_id")) manifest.checkpoint_id = reader.String("checkpoint_id");
   const Json* activation = reader.Member("activation");
   if (reader.Has("top_k")) {
     manifest.top_k = reader.Count("top_k");
@@ -371,6 +373,8 @@ std::string EncodeManifest(const Manifest& manifest) {
   body += Text("  \"generation\": \"{}\",\n", ToHex(GenerationOf(manifest.identity)));
   body += Text("  \"identity\": {},\n", Dump(IdentityJson(manifest.identity)));
   body += Text("  \"scheme\": {},\n", Dump(manifest.scheme));
+  if (!manifest.checkpoint_id.empty())
+    body += Text("  \"checkpoint_id\": {},\n", Dump(manifest.checkpoint_id));
   body += Text("  \"activation\": {},\n", Dump(activation));
   if (manifest.top_k) body += Text("  \"top_k\": {},\n", *manifest.top_k);
   body += Text("  \"layers\": {}\n}}\n", DumpLines(layers));

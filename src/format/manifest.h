@@ -55,6 +55,9 @@ struct ManifestLayer {
 struct Manifest {
   Identity identity;
   std::string scheme;  // naming scheme of the source, e.g. "deepseek-mxfp4"
+  // Of planes that were imported: what the program that made them calls its checkpoint. Empty: it
+  // does not tell, or the generation was built from a checkpoint.
+  std::string checkpoint_id;
   Activation activation;
   std::optional<uint32_t> top_k;
   std::vector<ManifestLayer> layers;  // every MoE layer of the model, by ordinal

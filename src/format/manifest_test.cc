@@ -69,6 +69,10 @@ TEST(Manifest, RoundTrips) {
   plain.activation = {};
   plain.top_k.reset();
   EXPECT_EQ(DecodeManifest(EncodeManifest(plain), kFile).value(), plain);
+  Manifest imported = manifest;
+  imported.checkpoint_id = "a model";
+  for (ManifestLayer& layer : imported.layers) layer.source_format = SourceFormat::kPlanes;
+  EXPECT_EQ(DecodeManifest(EncodeManifest(imported), kFile).value(), imported);
 }
 
 RC_GTEST_PROP(ManifestProperty, RoundTrips, ()) {

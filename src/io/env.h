@@ -120,6 +120,8 @@ class Env {
   virtual Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) = 0;
   // Follows symbolic links; a circle of them is kOther. A missing path is no error: kInvalid.
   virtual Result<FileStat> Stat(const std::string& path) = 0;
+  // The same of a symbolic link itself, which is kOther, where the file system has them.
+  virtual Result<FileStat> StatLink(const std::string& path) { return Stat(path); }
   // Names without "." and "..", sorted.
   virtual Result<std::vector<std::string>> List(const std::string& directory) = 0;
   // Fails with EEXIST in error_number() when it exists.

@@ -455,6 +455,11 @@ Result<FileStat> FaultEnv::Stat(const std::string& path) {
                        [&] { return base_.Stat(path); });
 }
 
+Result<FileStat> FaultEnv::StatLink(const std::string& path) {
+  return Run<FileStat>(*state_, MakeOperation(OperationKind::kStat, path),
+                       [&] { return base_.StatLink(path); });
+}
+
 Result<std::vector<std::string>> FaultEnv::List(const std::string& directory) {
   return Run<std::vector<std::string>>(*state_, MakeOperation(OperationKind::kList, directory),
                                        [&] { return base_.List(directory); });

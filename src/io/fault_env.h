@@ -34,7 +34,7 @@ enum class OperationKind : uint8_t {
   kCachedBytes,
   kWillNeed,
   kDropCache,
-  kStat,  // Env::Stat
+  kStat,  // Env::Stat, Env::StatLink
   kList,
   kCreateDirectory,
   kRename,
@@ -120,6 +120,7 @@ class FaultEnv final : public Env {
 
   Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override;
   Result<FileStat> Stat(const std::string& path) override;
+  Result<FileStat> StatLink(const std::string& path) override;
   Result<std::vector<std::string>> List(const std::string& directory) override;
   Result<void> CreateDirectory(const std::string& path) override;
   Result<void> Rename(const std::string& from, const std::string& to) override;

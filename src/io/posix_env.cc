@@ -398,6 +398,13 @@ class PosixEnvironment final : public Env {
     return Fail(ErrnoStatus("cannot stat", path));
   }
 
+  Result<FileStat> StatLink(const std::string& path) override {
+    struct stat result;
+    if (lstat(path.c_str(), &result) == 0) return FromStat(result);
+    if (errno == ENOENT || errno == ENOTDIR) return FileStat{};
+    return Fail(ErrnoStatus("cannot stat", path));
+  }
+
   Result<std::vector<std::string>> List(const std::string& directory) override {
     const auto close_directory = [](DIR* handle) { closedir(handle); };
     const std::unique_ptr<DIR, decltype(close_directory)> handle(opendir(directory.c_str()),

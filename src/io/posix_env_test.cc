@@ -109,6 +109,10 @@ TEST(PosixEnv, FollowsSymbolicLinks) {
   ASSERT_EQ(symlink("nowhere", (directory / "dangling").c_str()), 0);
   EXPECT_EQ(PosixEnv().Stat(directory / "link")->inode, PosixEnv().Stat(directory / "blob")->inode);
   EXPECT_EQ(PosixEnv().Stat(directory / "dangling")->type, FileType::kInvalid);
+  EXPECT_EQ(PosixEnv().StatLink(directory / "dangling")->type, FileType::kOther);
+  EXPECT_EQ(PosixEnv().StatLink(directory / "link")->type, FileType::kOther);
+  EXPECT_EQ(PosixEnv().StatLink(directory / "blob")->type, FileType::kRegular);
+  EXPECT_EQ(PosixEnv().StatLink(directory / "nothing")->type, FileType::kInvalid);
   EXPECT_EQ(OpenForReading(directory / "link")->Stat()->bytes, 100u);
 }
 

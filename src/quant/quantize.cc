@@ -52,9 +52,10 @@ size_t SourceRowBytes(SourceFormat format, size_t k) {
     case SourceFormat::kBf16:
     case SourceFormat::kF16: return k * 2;
     case SourceFormat::kF32: return k * 4;
+    case SourceFormat::kPlanes:
     case SourceFormat::kInvalid: break;
   }
-  HP_CHECK(format != SourceFormat::kInvalid);
+  HP_CHECK(format != SourceFormat::kInvalid && format != SourceFormat::kPlanes);
   return 0;
 }
 
