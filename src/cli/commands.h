@@ -34,5 +34,6 @@ Result<void> RunSynth(const Context& context);
 Result<void> RunDoctor(const Context& context);
 Result<void> RunReport(const Context& context);
 Result<void> RunFidelity(const Context& context);
+Result<void> RunImport(const Context& context);
 
 }  // namespace hotplane::cli

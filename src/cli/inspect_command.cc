@@ -9,6 +9,7 @@
 #include "checkpoint/moe_source.h"
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "engine/import_planes_cache.h"
 #include "store/store.h"
 
 namespace hotplane::cli {
@@ -114,6 +115,7 @@ Json GenerationJson(const Generation& generation) {
   json["generation"] = ToHex(generation.id());
   json["model"] = DescribeModel(manifest);
   json["scheme"] = manifest.scheme;
+  if (!manifest.checkpoint_id.empty()) json["checkpoint_id"] = manifest.checkpoint_id;
   json["source_fingerprint"] = ToHex(manifest.identity.source_fingerprint);
   json["zero_mode"] = ZeroModeName(manifest.identity.zero_mode);
   json["world"] = generation.world();
@@ -144,6 +146,10 @@ void PrintGeneration(const Generation& generation) {
                  generation.world() > 1 ? Text(", {} ranks", generation.world()) : ""));
   PrintLine(Text("  {}, scheme {}, zero mode {}", DescribeModel(manifest), manifest.scheme,
                  ZeroModeName(manifest.identity.zero_mode)));
+  if (manifest.scheme == kPlanesCacheScheme)
+    PrintLine(
+        Text("  imported from a planes cache, of the checkpoint {}",
+             manifest.checkpoint_id.empty() ? "that it does not name" : manifest.checkpoint_id));
   PrintLine("  layer  model's  base      delta-quintal  delta-nibble");
   std::vector<std::string> reasons;
   for (const ManifestLayer& layer : manifest.layers) {

@@ -27,6 +27,7 @@ Result<void> Dispatch(const Context& context) {
     case Command::kDoctor: return RunDoctor(context);
     case Command::kReport: return RunReport(context);
     case Command::kFidelity: return RunFidelity(context);
+    case Command::kImport: return RunImport(context);
     case Command::kInvalid: break;
   }
   return Fail(Status::Usage("no command was given"));

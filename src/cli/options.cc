@@ -121,6 +121,7 @@ class Parser {
   void AddDoctor();
   void AddReport();
   void AddFidelity();
+  void AddImport();
   void AddTrace(CLI::App* app);
   void AddDevice(CLI::App* app, const char* description);
   void AddGeneration(CLI::App* app);
@@ -133,6 +134,7 @@ class Parser {
   Result<void> FinishTiers();
   Result<void> FinishBoot();
   Result<void> FinishExport();
+  Result<void> FinishImport();
 
   CLI::App app_{
       "hotplane quantizes the routed experts of a Mixture-of-Experts checkpoint once and "
@@ -427,6 +429,38 @@ void Parser::AddFidelity() {
   AddWorkers(app);
 }
 
+void Parser::AddImport() {
+  CLI::App* const app = AddCommand(
+      Command::kImport, "import", "Take a planes cache of vLLM-MoET into a store",
+      "hotplane import --planes-cache /planes --layers-geometry ds4-flash --mtp-layers 43 "
+      "--config /models/DeepSeek-V4-Flash /store");
+  app->add_option("STORE", options_.path, "Directory of the store; created when missing")
+      ->required();
+  app->add_option("--planes-cache", options_.planes_cache,
+                  "The folder that VLLM_MOE_W2_PLANES_CACHE names")
+      ->required();
+  app->add_option("--layers-geometry", options_.layers_geometry,
+                  "E,H,I or a name as of `synth`, of all layers; or A-B:E,H,I;C:E,H,I")
+      ->required();
+  app->add_option("--mtp-layers", options_.mtp_layers, "Numbers of the MTP layers: N or A-B");
+  app->add_option("--config", options_.config,
+                  "The model's config.json, or its folder: activation, top-k, and to compare with");
+  app->add_option("--key", options_.key, "Prefix of a KEY, where the cache has several models");
+  AddRank(app, "Import this rank's folder alone; all of them otherwise");
+  app->add_option("--tiers", raw_.tiers, "base,delta, or base: leave the FP4 files where they are")
+      ->default_str("base,delta");
+  app->add_flag("--move", options_.move,
+                "Remove each layer's files from the cache when its bytes in the store are proved");
+  AddWorkers(app);
+  app->add_option("--stall-timeout", options_.stall_seconds,
+                  "Seconds without progress after which it gives up; 0: never")
+      ->capture_default_str()
+      ->envname("HOTPLANE_STALL_TIMEOUT")
+      ->check(CLI::NonNegativeNumber);
+  app->add_flag("--no-lock", options_.no_lock,
+                "Import without file locks, where the file system refuses them");
+}
+
 Parser::Parser() {
   app_.require_subcommand(1);
   app_.set_version_flag("--version", std::string("hotplane ") + HOTPLANE_VERSION_TEXT);
@@ -441,11 +475,12 @@ Parser::Parser() {
   AddDoctor();
   AddReport();
   AddFidelity();
+  AddImport();
 }
 
 Result<void> Parser::FinishTiers() {
   // A boot with a checkpoint at hand completes the store as a build would.
-  const bool both = options_.command == Command::kBuild ||
+  const bool both = options_.command == Command::kBuild || options_.command == Command::kImport ||
                     (options_.command == Command::kBoot && !options_.checkpoint.empty());
   // Who says something of the delta tier wants it.
   HP_ASSIGN(options_.pin_delta_bytes, ParseSize(raw_.pin_delta));
@@ -534,6 +569,18 @@ Result<void> Parser::FinishExport() {
   return {};
 }
 
+Result<void> Parser::FinishImport() {
+  if (options_.command != Command::kImport) return {};
+  const bool base =
+      std::find(options_.tiers.begin(), options_.tiers.end(), Tier::kBase) != options_.tiers.end();
+  if (!base)
+    return Fail(Status::Usage(Text("--tiers {}", raw_.tiers)).Expected("base or base,delta"));
+  if (options_.move && options_.tiers.size() == 1)
+    return Fail(Status::Usage("--move with --tiers base would lose the FP4 files")
+                    .Advice("import without --move, or both tiers"));
+  return {};
+}
+
 Result<void> Parser::Finish() {
   if (!std::isfinite(options_.stall_seconds))
     return Fail(Status::Usage("--stall-timeout is not a number of seconds"));
@@ -560,6 +607,7 @@ Result<void> Parser::Finish() {
                    : raw_.cache == "bypass" ? CacheMode::kBypass
                                             : CacheMode::kAuto;
   HP_TRY(FinishExport());
+  HP_TRY(FinishImport());
   constexpr std::string_view kSynthFormats[] = {"", "mxfp4", "nvfp4", "fp8", "bf16"};
   if (std::find(std::begin(kSynthFormats), std::end(kSynthFormats), options_.checkpoint_format) ==
       std::end(kSynthFormats))

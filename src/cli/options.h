@@ -27,6 +27,7 @@ enum class Command : uint8_t {
   kDoctor,
   kReport,
   kFidelity,
+  kImport,
 };
 
 struct CommonOptions {
@@ -82,6 +83,13 @@ struct Options {
   bool encoded = false;
   std::string hf;         // export: folder to write; empty: one part
   std::string precision;  // export: base, fp4, or mixed:FILE
+
+  std::string planes_cache;     // import: folder to read; export: folder to write
+  std::string key;              // import: prefix
+  std::string layers_geometry;  // import
+  std::string mtp_layers;
+  std::string config;
+  bool move = false;
 
   std::string geometry;  // synth
   uint32_t layer_count = 1;

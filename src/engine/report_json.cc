@@ -73,6 +73,21 @@ Json SourcesJson(const BootReport& report, const BootPlan& plan) {
 
 }  // namespace
 
+std::string PlanesCacheImportJson(const PlanesCacheImportReport& report) {
+  return Dump({{"layers_total", report.layers_total},
+               {"layers_imported", report.layers_imported},
+               {"layers_attached", report.layers_attached},
+               {"bytes_read", report.bytes_read},
+               {"bytes_built", report.bytes_built},
+               {"bytes_compared", report.bytes_compared},
+               {"bytes_removed", report.bytes_removed},
+               {"files_removed", report.files_removed},
+               {"seconds", report.seconds},
+               {"generation", ToHex(report.generation)},
+               {"world", report.shard_world},
+               {"warnings", report.warnings}});
+}
+
 std::string BuildReportJson(const BuildReport& report) {
   Json json;
   json["layers_total"] = report.layers_total;

@@ -6,10 +6,12 @@
 #include "boot/boot.h"
 #include "boot/build.h"
 #include "boot/plan.h"
+#include "engine/import_planes_cache.h"
 
 namespace hotplane {
 
 std::string BuildReportJson(const BuildReport& report);
+std::string PlanesCacheImportJson(const PlanesCacheImportReport& report);
 // `limit_bytes_per_second` 0: not measured, the keys are null. `build`: of the layers that the boot
 // had to build; empty when there were none.
 std::string BootReportJson(const BootReport& report, const BootPlan& plan, const BuildReport& build,

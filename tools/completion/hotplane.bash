@@ -28,6 +28,10 @@ _hotplane_options() {
     doctor) echo "$general --store --generation --device --workers" ;;
     report) echo "$general --out --trace" ;;
     fidelity) echo "$general --store --generation --layers --workers" ;;
+    import)
+      echo "$general --planes-cache --layers-geometry --mtp-layers --config --key --rank --tiers
+        --move --workers --stall-timeout --no-lock"
+      ;;
     *) echo "--version --help" ;;
   esac
 }
@@ -46,7 +50,7 @@ _hotplane_values() {
     --device) echo "cpu cuda cuda:0" ;;
     --isa) echo "scalar avx2 avx512" ;;
     --part) echo "planes13 sc13 planes2 sc2 bias13 bias2 fp13 fp2" ;;
-    --geometry) echo "ds4-flash glm-5.2 kimi-k2 gpt-oss-120b" ;;
+    --geometry | --layers-geometry) echo "ds4-flash glm-5.2 kimi-k2 gpt-oss-120b" ;;
     --layers | --delta-layers | --no-delta-layers) echo "main mtp" ;;
   esac
 }
@@ -55,7 +59,7 @@ _hotplane() {
   local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} values
   COMPREPLY=()
   if [[ $COMP_CWORD -eq 1 && $word != -* ]]; then
-    values="build boot warm inspect verify export gc synth doctor report fidelity"
+    values="build boot warm inspect verify export gc synth doctor report fidelity import"
   else
     values=$(_hotplane_values "$before")
     if [[ -z $values && $word == -* ]]; then

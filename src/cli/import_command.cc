@@ -1,0 +1,92 @@
+#include <filesystem>
+
+#include "base/format_text.h"
+#include "base/number_text.h"
+#include "base/units.h"
+#include "checkpoint/model_config.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "engine/import_planes_cache.h"
+#include "engine/report_json.h"
+
+namespace hotplane::cli {
+namespace {
+
+constexpr uint64_t kConfigBytesMax = 16 * kMiB;
+
+// `path`: the file, or the folder that it is in.
+Result<ModelConfig> ReadConfig(const std::string& path) {
+  HP_ASSIGN(const FileStat stat, PosixEnv().Stat(path));
+  const std::string file = stat.type == FileType::kDirectory ? JoinPath(path, "config.json") : path;
+  HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(PosixEnv(), file, kConfigBytesMax));
+  return ParseModelConfig({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file);
+}
+
+// The one must not be written into, or removed from, the other.
+Result<void> CheckApart(const std::string& cache, const std::string& store) {
+  std::error_code error;
+  const auto of_cache = std::filesystem::weakly_canonical(cache, error);
+  const auto of_store = std::filesystem::weakly_canonical(store, error);
+  const auto [a, b] =
+      std::mismatch(of_cache.begin(), of_cache.end(), of_store.begin(), of_store.end());
+  if (!error && a != of_cache.end() && b != of_store.end()) return {};
+  return Fail(Status::Usage("the store and the planes cache lie inside each other")
+                  .File(store)
+                  .Found(cache)
+                  .Advice("name another folder for the store"));
+}
+
+void Print(const Context& context, const PlanesCacheImportReport& report) {
+  const Options& options = context.options;
+  if (options.common.json) {
+    PrintLine(PlanesCacheImportJson(report));
+    return;
+  }
+  if (options.common.quiet) return;
+  PrintLine(Text("imported {} of {} ({} were there){} into {}, generation {}",
+                 report.layers_imported, Counted(report.layers_total, "layers"),
+                 report.layers_attached,
+                 report.shard_world > 1 ? Text(" for {} ranks", report.shard_world) : "",
+                 options.path, ToHex(report.generation)));
+  PrintLine(Text("read {}, wrote {}, {}", FormatBytes(report.bytes_read),
+                 FormatBytes(report.bytes_built), FormatSeconds(report.seconds)));
+  if (options.move)
+    PrintLine(Text("compared {} of the store with the cache, then removed {} of {} from the cache",
+                   FormatBytes(report.bytes_compared), FormatBytes(report.bytes_removed),
+                   Counted(report.files_removed, "files")));
+}
+
+}  // namespace
+
+Result<void> RunImport(const Context& context) {
+  const Options& options = context.options;
+  HP_TRY(CheckApart(options.planes_cache, options.path));
+  PlanesCacheImportOptions import;
+  import.key_prefix = options.key;
+  HP_ASSIGN(import.geometry, ParseLayersGeometry(options.layers_geometry));
+  if (!options.mtp_layers.empty()) {
+    HP_ASSIGN(import.mtp_layers, ParseLayerNumbers(options.mtp_layers));
+  }
+  if (!options.config.empty()) {
+    HP_ASSIGN(import.config, ReadConfig(options.config));
+  }
+  import.rank = options.rank;
+  import.delta = options.tiers.size() == 2;
+  import.move = options.move;
+  import.no_lock = options.no_lock;
+  import.stall_seconds = options.stall_seconds;
+  import.kernels = &context.kernels;
+  import.cancel = &context.cancel;
+  Progress progress;
+  import.progress = &progress;
+  WorkerPool pool(options.workers);
+  const Result<PlanesCacheImportReport> imported = [&] {
+    const ProgressDisplay display(progress, options.common, options.stall_seconds);
+    return ImportPlanesCache(PosixEnv(), options.planes_cache, options.path, pool, import);
+  }();
+  if (!imported) return Fail(WithResumeAdvice(imported.error()));
+  Print(context, *imported);
+  return {};
+}
+
+}  // namespace hotplane::cli
