@@ -110,6 +110,9 @@ class CheckpointBuilds::Unit final : public LayerBuild {
  public:
   Unit(CheckpointBuilds& owner, const MoeLayer& layer)
       : owner_(owner), layer_(layer), expert_order_(ExpertsInFileOrder(layer)) {}
+  ~Unit() override {
+    if (piece_count_ > 0) owner_.reads_->Drop(first_piece_, piece_count_ * expert_order_.size());
+  }
 
   // `lock` is of these files, or null where locks are not used.
   Result<void> CreateFiles(const Generation& of_rank, const std::vector<Encoding>& missing,
@@ -125,6 +128,17 @@ class CheckpointBuilds::Unit final : public LayerBuild {
   }
 
   bool has_files() const { return !outputs_.empty(); }
+
+  // From now on its experts are read ahead.
+  void ListReads() {
+    std::vector<SourcePiece> pieces;
+    for (const uint32_t expert : expert_order_) {
+      std::vector<SourcePiece> of_expert = ExpertQuantizer::SourcePieces(layer_, expert);
+      piece_count_ = of_expert.size();
+      std::move(of_expert.begin(), of_expert.end(), std::back_inserter(pieces));
+    }
+    first_piece_ = owner_.reads_->Add(std::move(pieces));
+  }
 
   size_t step_count() const override { return expert_order_.size(); }
   uint64_t step_bytes() const override { return owner_.workspace_bytes_; }
@@ -150,6 +164,8 @@ class CheckpointBuilds::Unit final : public LayerBuild {
   CheckpointBuilds& owner_;
   const MoeLayer& layer_;
   const std::vector<uint32_t> expert_order_;
+  uint64_t first_piece_ = 0;
+  uint64_t piece_count_ = 0;  // of one expert
   PlanesWanted wanted_;
   std::vector<std::unique_ptr<FileLock>> locks_;
   std::vector<Output> outputs_;
@@ -208,10 +224,14 @@ Result<void> CheckpointBuilds::Unit::WritePieces(const Output& output, uint32_t 
 
 Result<void> CheckpointBuilds::Unit::RunStep(size_t step) {
   const uint32_t expert = expert_order_[step];
+  // Before the workspace: a device that failed may still read from its memory.
+  std::optional<TakenPieces> reads;
+  reads.emplace(*owner_.reads_, first_piece_ + step * piece_count_, piece_count_);
   HP_ASSIGN(Workspace workspace, owner_.TakeWorkspace());
   std::vector<SourceTensorDigest> digests;
   HP_ASSIGN(const ExpertPieces pieces,
-            workspace.quantizer.Run(owner_.checkpoint_, layer_, expert, wanted_, &digests));
+            workspace.quantizer.Run(owner_.checkpoint_, layer_, expert, wanted_, *reads, &digests));
+  reads.reset();
   for (const Output& output : outputs_)
     HP_TRY(WritePieces(output, expert, pieces, workspace.slice.span()));
   const uint64_t bytes_read = workspace.quantizer.bytes_read();
@@ -266,7 +286,9 @@ CheckpointBuilds::CheckpointBuilds(const Generation& generation, const Checkpoin
   HP_CHECK(!ranks_.empty());
 }
 
-CheckpointBuilds::~CheckpointBuilds() = default;
+CheckpointBuilds::~CheckpointBuilds() {
+  if (reads_ != nullptr) Log(LogLevel::kInfo, "the checkpoint was read {}", reads_->path());
+}
 
 void CheckpointBuilds::Need(uint32_t layer, std::vector<Encoding> encodings, bool proven_bad) {
   std::lock_guard lock(mutex_);
@@ -330,8 +352,10 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
     slice_bytes_ = std::max(slice_bytes_, SliceBytesMax(*layer, generation_.world()));
     workspace_bytes_ =
         std::max(workspace_bytes_, ExpertQuantizer::WorkspaceBytes(*layer, workspace_planes_));
+    for (const SourcePiece& piece : ExpertQuantizer::SourcePieces(*layer, 0))
+      read_options_.slot_bytes = std::max(read_options_.slot_bytes, ReadAhead::SlotBytes(piece));
   }
-  workspace_bytes_ += slice_bytes_;
+  workspace_bytes_ += slice_bytes_ + read_options_.slot_bytes;
   HP_TRY(PrepareDevice());
   BuildQueueOptions queue;
   queue.batch_size = options_.batch_size;
@@ -356,6 +380,15 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
         FormatBytes(limit));
   queue.worker_count = std::min(wanted_count, fitting);
   report_.worker_count = queue.worker_count;
+  read_options_.worker_count = queue.worker_count;
+  read_options_.cancel = options_.cancel;
+  if (workspace_bytes_ == 0) return queue;
+  // Workers come first; what the limit leaves is read ahead into.
+  const uint64_t slot_bytes = read_options_.slot_bytes;
+  read_options_.ahead_count =
+      std::min<uint64_t>(ReadAhead::AheadCountMax(slot_bytes),
+                         (limit - queue.worker_count * workspace_bytes_) / slot_bytes);
+  queue.staging_limit_bytes -= read_options_.ahead_count * slot_bytes;
   return queue;
 }
 
@@ -367,6 +400,27 @@ Result<void> CheckpointBuilds::PrepareDevice() {
   if (device_left_bytes_ > 0) return {};
   HP_ASSIGN(const DeviceMemory memory, options_.device->Memory());
   device_left_bytes_ = memory.free_bytes;
+  return {};
+}
+
+Result<void> CheckpointBuilds::StartReads() {
+  if (reads_ != nullptr) return {};
+  HP_ASSIGN(std::unique_ptr<ReadAhead> reads, ReadAhead::Create(checkpoint_, read_options_));
+  if (options_.device != nullptr) {
+    Result<std::unique_ptr<HostRegistration>> registered =
+        options_.device->Register(reads->memory());
+    if (registered) {
+      registered_reads_ = *std::move(registered);
+    } else if (registered.error().code() == StatusCode::kCapacity) {
+      Log(LogLevel::kWarning, "sources go to the device more slowly: {}",
+          registered.error().what());
+    } else {
+      return Fail(std::move(registered).error());
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  reads_ = std::move(reads);
+  report_.peak_staging_bytes += reads_->memory().size();
   return {};
 }
 
@@ -442,6 +496,8 @@ Result<LayerBuilds::Opened> CheckpointBuilds::Open(uint32_t layer,
     if (!missing.empty()) HP_TRY(unit->CreateFiles(ranks_[i], missing, std::move(locks[i])));
   }
   if (unit->has_files()) {
+    HP_TRY(StartReads());
+    unit->ListReads();
     *build = std::move(unit);
     return Opened::kBuild;
   }
@@ -462,7 +518,11 @@ LayerBuilds::Holder CheckpointBuilds::HolderOf(uint32_t layer) {
 
 BuildReport CheckpointBuilds::report() const {
   std::lock_guard lock(mutex_);
-  return report_;
+  BuildReport report = report_;
+  if (reads_ == nullptr) return report;
+  report.read_path = reads_->path();
+  report.bytes_read_ahead = reads_->bytes_ahead();
+  return report;
 }
 
 namespace {

@@ -1,7 +1,8 @@
 // Build: a checkpoint's routed experts, quantized once into the layer files of a store.
 //
-// Streams the checkpoint in file order. Workers take experts, several layers may be in flight;
-// staging is one workspace per worker and bounded by a byte budget. Output is byte-identical for
+// Streams the checkpoint in file order, ahead of the workers. Workers take experts, several layers
+// may be in flight; staging is one workspace per worker and what is read ahead, and bounded by a
+// byte budget. Output is byte-identical for
 // any worker count and ISA. Layers that are already there are left alone, so an interrupted build
 // is finished by running it again.
 #pragma once
@@ -19,6 +20,7 @@
 #include "base/status.h"
 #include "boot/build_queue.h"
 #include "boot/expert_quantizer.h"
+#include "boot/read_ahead.h"
 #include "checkpoint/moe_source.h"
 #include "quant/quantize.h"
 #include "store/store.h"
@@ -54,9 +56,11 @@ struct BuildReport {
       0;                      // everything wanted was there, or another process built it meanwhile
   uint64_t bytes_needed = 0;  // source bytes of the layers that had a file missing
   uint64_t bytes_read = 0;    // source bytes read to quantize
-  uint64_t bytes_metadata = 0;  // headers read by probing
-  uint64_t bytes_built = 0;     // layer files written
-  uint64_t bytes_skipped = 0;   // layer files that were there
+  uint64_t bytes_read_ahead = 0;  // of them, before a worker asked for them
+  std::string read_path;          // how, and why so; empty: nothing was read
+  uint64_t bytes_metadata = 0;    // headers read by probing
+  uint64_t bytes_built = 0;       // layer files written
+  uint64_t bytes_skipped = 0;     // layer files that were there
   uint64_t peak_staging_bytes = 0;
   std::string device = "cpu";              // or its name
   uint64_t bytes_quantized_on_device = 0;  // of bytes_read
@@ -115,6 +119,8 @@ class CheckpointBuilds final : public LayerBuilds {
   Result<void> PrepareDevice();
   // Null: the device's memory is given out.
   Device* TakeDeviceShare();
+  // Before the first layer that is built.
+  Result<void> StartReads();
   Result<ExpertQuantizer> NewQuantizer();
   Result<Workspace> TakeWorkspace();
   void ReturnWorkspace(Workspace workspace);
@@ -131,9 +137,14 @@ class CheckpointBuilds final : public LayerBuilds {
   uint64_t slice_bytes_ = 0;   // of them
   uint64_t device_bytes_ = 0;  // of one workspace
 
+  ReadAheadOptions read_options_;
+
   mutable std::mutex mutex_;
   std::map<uint32_t, LayerNeed> needs_;
-  std::map<uint32_t, size_t> busy_;    // layer -> place in ranks_ whose lock another process held
+  std::map<uint32_t, size_t> busy_;  // layer -> place in ranks_ whose lock another process held
+  // Outlive the workspaces, whose devices read from there.
+  std::unique_ptr<ReadAhead> reads_;  // null: nothing was built so far
+  std::unique_ptr<HostRegistration> registered_reads_;
   std::vector<Workspace> workspaces_;  // not in use
   uint64_t device_left_bytes_ = 0;
   BuildReport report_;

@@ -20,10 +20,15 @@ void WriteModel(MemEnv& env) {
   WriteCheckpoint(env, model);
 }
 
-Reference MakeReference() {
+// Where nobody knows what is in the page cache, all of the checkpoint is read ahead.
+const Fault kReadAhead{
+    .action = FaultAction::kError, .count = Fault::kForever, .kind = OperationKind::kCachedBytes};
+
+Reference MakeReference(bool read_ahead = false) {
   MemEnv env;
   WriteModel(env);
   FaultEnv counted(env);
+  if (read_ahead) counted.Add(kReadAhead);
   const Result<BuildReport> report = BuildStore(counted, BothTiers());
   EXPECT_TRUE(report.has_value()) << report.error().ToString();
   return {StoreFiles(env), BootStore(env).value().layers, counted.operation_count()};
@@ -88,13 +93,14 @@ TEST_P(BuildCrash, AtEveryOperationLeavesAStoreThatCanBeFinished) {
 // With several workers the order of operations changes from run to run; every order must survive.
 TEST_P(BuildCrash, OfSeveralWorkers) {
   const auto [mode, torn] = GetParam();
-  const Reference reference = MakeReference();
+  const Reference reference = MakeReference(true);
   for (uint64_t n = 1; n <= reference.operations; n += 7) {
     SCOPED_TRACE(Text("crash at operation {} of about {}", n, reference.operations));
     MemEnv env;
     WriteModel(env);
     FaultEnv faulty(env);
     faulty.Add(Fault{.action = FaultAction::kCrash, .first = n, .bytes = torn ? uint64_t{100} : 0});
+    faulty.Add(kReadAhead);
     (void)BuildStore(faulty, BothTiers(3));
     env.Crash(mode);
     CheckWhatBoots(env, reference);
@@ -105,7 +111,7 @@ TEST_P(BuildCrash, OfSeveralWorkers) {
 
 // Not a crash but an error: the build fails and cleans up behind itself.
 TEST(BuildFault, AnErrorAtEveryOperationLeavesNoTemporary) {
-  const Reference reference = MakeReference();
+  const Reference reference = MakeReference(true);
   for (const int error : {EIO, ENOSPC, EINTR}) {
     for (uint64_t n = 1; n <= reference.operations; n += kSweepStep) {
       SCOPED_TRACE(Text("errno {} at operation {} of {}", error, n, reference.operations));
@@ -113,6 +119,7 @@ TEST(BuildFault, AnErrorAtEveryOperationLeavesNoTemporary) {
       WriteModel(env);
       FaultEnv faulty(env);
       faulty.Add(Fault{.action = FaultAction::kError, .first = n, .error = error});
+      faulty.Add(kReadAhead);
       const Result<BuildReport> report = BuildStore(faulty, BothTiers());
       if (!report) {
         EXPECT_TRUE(report.error().exit_code() == 1 || report.error().exit_code() == 4 ||

@@ -14,8 +14,6 @@ namespace {
 constexpr std::chrono::milliseconds kPollTime{20};
 // How soon to ask again for memory to stage in: the disk has others' requests to go on with.
 constexpr std::chrono::milliseconds kStageTime{1};
-// EAGAIN of an asynchronous read is rare and passes; for ever it is an error.
-constexpr int kRetryCountMax = 64;
 
 bool IsAligned(uint64_t offset, const std::byte* address, uint64_t bytes) {
   return offset % kPageBytes == 0 && bytes % kPageBytes == 0 &&
@@ -44,25 +42,19 @@ Result<void> DiskDriver::Prepare() {
       return Fail(std::move(file).error());
     }
   }
-  HP_ASSIGN(reader_, state_.options.env->NewReader(ReaderOptions{}));
-  running_.resize(reader_->depth());
-  for (uint64_t tag = 0; tag < reader_->depth(); ++tag) free_tags_.push_back(tag);
+  HP_ASSIGN(std::unique_ptr<AsyncReader> reader, state_.options.env->NewReader(ReaderOptions{}));
   const bool direct = state_.options.bypass_cache && direct_refused.empty();
-  state_.disk_path = Text("{}, {}, {} requests of {}", reader_->name(),
-                          direct ? "O_DIRECT" : "through the page cache", reader_->depth(),
-                          FormatBytes(kRequestBytes));
-  if (!reader_->reason().empty()) state_.disk_path += Text(" ({})", reader_->reason());
+  state_.disk_path = Text("{}, {}, {} requests of {}", reader->name(),
+                          direct ? "O_DIRECT" : "through the page cache", reader->depth(),
+                          FormatBytes(kReadRequestBytes));
+  if (!reader->reason().empty()) state_.disk_path += Text(" ({})", reader->reason());
   if (!direct_refused.empty()) state_.disk_path += Text(" ({})", direct_refused);
+  reader_ = std::make_unique<WholeReader>(std::move(reader));
   return {};
 }
 
 bool DiskDriver::CanBeDirect(const Unit& unit, const std::byte* staged) const {
   return direct_files_[unit.extent] != nullptr && IsAligned(unit.offset, staged, unit.bytes);
-}
-
-File& DiskDriver::FileFor(const Request& request) const {
-  const size_t extent = state_.units[request.unit].extent;
-  return request.direct ? *direct_files_[extent] : *state_.extents[extent].file;
 }
 
 // Cuts the next disk unit into requests; false when there is none, or no memory to stage it in now.
@@ -85,63 +77,32 @@ bool DiskDriver::NextUnitToStage() {
   // Nobody had time to do it: page faults in the middle of a request would cost more.
   if (fresh) state_.Populate(unit);
   const bool direct = CanBeDirect(unit, unit.staged);
-  for (uint64_t at = 0; at < unit.bytes; at += kRequestBytes) {
-    const uint64_t bytes = std::min(kRequestBytes, unit.bytes - at);
+  for (uint64_t at = 0; at < unit.bytes; at += kReadRequestBytes) {
+    const uint64_t bytes = std::min(kReadRequestBytes, unit.bytes - at);
     ready_.push_back({index, unit.offset + at, {unit.staged + at, bytes}, direct});
     ++unit.requests_left;
   }
   return true;
 }
 
-void DiskDriver::StartRequest(Request request) {
-  const uint64_t tag = free_tags_.back();
-  free_tags_.pop_back();
-  running_[tag] = request;
-  reader_->Start({&FileFor(request), request.offset, request.destination, tag});
-}
-
 void DiskDriver::StartRequests() {
-  while (!free_tags_.empty() && (!ready_.empty() || NextUnitToStage())) {
+  while (!reader_->full() && (!ready_.empty() || NextUnitToStage())) {
     const Request request = ready_.front();
     ready_.pop_front();
-    StartRequest(request);
+    const size_t extent = state_.units[request.unit].extent;
+    reader_->Start({.file = state_.extents[extent].file,
+                    .direct = request.direct ? direct_files_[extent].get() : nullptr,
+                    .offset = request.offset,
+                    .destination = request.destination,
+                    .needed_bytes = request.destination.size(),
+                    .tag = request.unit});
   }
 }
 
-// The rest of a request of which the first `done_bytes` are there.
-Result<void> DiskDriver::Continue(Request request, size_t done_bytes) {
-  request.offset += done_bytes;
-  request.destination = request.destination.subspan(done_bytes);
-  // Direct reads cannot go on from inside a page.
-  if (!IsAligned(request.offset, request.destination.data(), request.destination.size()))
-    request.direct = false;
-  ready_.push_front(request);
-  return {};
-}
-
-Result<void> DiskDriver::Ended(Request request, IoCount count) {
-  Unit& unit = state_.units[request.unit];
-  const std::string& path = FileFor(request).path();
-  if (count.error == EINTR) return Continue(request, 0);
-  if (count.error == EAGAIN && ++request.retries <= kRetryCountMax) return Continue(request, 0);
-  if (count.error == EINVAL && request.direct) {
-    // Some file systems refuse direct reads only when one comes.
-    request.direct = false;
-    return Continue(request, 0);
-  }
-  if (count.error != 0)
-    return Fail(Status::FromErrno(count.error, "cannot read").File(path).At(request.offset));
-  if (count.bytes == 0)
-    return Fail(Status::Data("the file ends early")
-                    .File(path)
-                    .At(request.offset)
-                    .Expected(Text("{} bytes", request.destination.size()))
-                    .Found("0 bytes"));
-  if (count.bytes < request.destination.size()) return Continue(request, count.bytes);
-  if (--unit.requests_left > 0) return {};
+void DiskDriver::Ended(size_t unit_index) {
+  if (--state_.units[unit_index].requests_left > 0) return;
   ++units_landed_;
-  state_.Landed(request.unit);
-  return {};
+  state_.Landed(unit_index);
 }
 
 void DiskDriver::Run() {
@@ -156,7 +117,7 @@ void DiskDriver::Run() {
 }
 
 void DiskDriver::Drive() {
-  std::vector<ReadEnd> ended;
+  std::vector<WholeReadEnd> ended;
   while (units_landed_ < state_.disk_units.size() && !state_.Failed()) {
     size_t unit = state_.disk_units[units_landed_];
     Result<void> result;
@@ -167,15 +128,14 @@ void DiskDriver::Drive() {
       TraceSpan span("read", state_.extents[state_.units[unit].extent].trace_layer, 0, "disk");
       result = reader_->Collect(stage_refused_ ? kStageTime : kPollTime, &ended);
       uint64_t bytes = 0;
-      for (const ReadEnd& end : ended) bytes += end.count.bytes;
+      for (const WholeReadEnd& end : ended) bytes += end.bytes;
       span.set_bytes(bytes);
     }
-    for (const ReadEnd& end : ended) {
+    for (WholeReadEnd& end : ended) {
       if (!result) break;
-      const Request request = running_[end.tag];
-      free_tags_.push_back(end.tag);
-      unit = request.unit;
-      result = Ended(request, end.count);
+      unit = end.tag;
+      result = std::move(end.result);
+      if (result) Ended(unit);
     }
     if (!result) state_.Fail(unit, std::move(result).error());
   }

@@ -16,10 +16,6 @@
 namespace hotplane {
 namespace {
 
-// A page or two may have been evicted of a unit that is in the page cache for all practical
-// purposes.
-bool IsCached(uint64_t cached_bytes, uint64_t bytes) { return cached_bytes >= bytes - bytes / 64; }
-
 class HostMemoryDevice final : public LandingDevice {
  public:
   std::byte* Stage(std::byte* destination, uint64_t) override { return destination; }
@@ -230,9 +226,7 @@ void Executor::State::Locate(size_t extent_index) {
   for (size_t u = first_unit; u < units.size(); ++u) {
     Unit& unit = units[u];
     const bool in_cache =
-        cached == extent.bytes ||
-        (cached > 0 &&
-         IsCached(extent.file->CachedBytes(unit.offset, unit.bytes).value_or(0), unit.bytes));
+        cached == extent.bytes || (cached > 0 && IsCached(*extent.file, unit.offset, unit.bytes));
     if (in_cache) {
       unit.path = UnitPath::kCached;
       cache_units.push_back(u);

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "boot/executor.h"
-#include "io/reader.h"
+#include "io/whole_reader.h"
 
 namespace hotplane {
 
@@ -18,10 +18,7 @@ namespace hotplane {
 // enough that a page-table populate call (about 20 us) is under 5% of it, small enough that the
 // last one is soon done.
 inline constexpr uint64_t kUnitBytes = 4 * 1024 * 1024;
-// What the disk is asked for at a time. Smaller requests cost more of them per byte, larger ones
-// are cut by the block layer anyway.
-inline constexpr uint64_t kRequestBytes = 1024 * 1024;
-static_assert(kUnitBytes % kRequestBytes == 0 && kStagedBytesMax > kUnitBytes);
+static_assert(kUnitBytes % kReadRequestBytes == 0 && kStagedBytesMax > kUnitBytes);
 static_assert(kChunkBytes <= kUnitBytes);
 
 // How a unit's bytes come into memory.
@@ -46,7 +43,7 @@ struct Unit {
 // How far ahead of the reads their destinations get memory: 64 MiB, twice what a reader of the
 // default depth has in flight.
 inline constexpr size_t kFreshAheadUnits = 16;
-static_assert(kFreshAheadUnits * kUnitBytes >= 2 * ReaderOptions{}.depth * kRequestBytes);
+static_assert(kFreshAheadUnits * kUnitBytes >= 2 * ReaderOptions{}.depth * kReadRequestBytes);
 // How many filled units may wait for a worker: 64 MiB do not leave the page cache again before they
 // are hashed, and keep the workers busy for some milliseconds.
 inline constexpr size_t kFilledUnitsMax = 16;
@@ -184,27 +181,21 @@ class DiskDriver {
     uint64_t offset;  // in the file
     std::span<std::byte> destination;
     bool direct;
-    int retries = 0;
   };
 
   void Drive();
   void StartRequests();
   bool NextUnitToStage();
-  void StartRequest(Request request);
-  Result<void> Ended(Request request, IoCount count);
-  Result<void> Continue(Request request, size_t done_bytes);
+  void Ended(size_t unit_index);
   bool CanBeDirect(const Unit& unit, const std::byte* staged) const;
-  File& FileFor(const Request& request) const;
 
   Executor::State& state_;
   std::vector<std::unique_ptr<File>> direct_files_;  // by extent; null: buffered
-  std::unique_ptr<AsyncReader> reader_;
+  std::unique_ptr<WholeReader> reader_;
   size_t next_disk_unit_ = 0;
   size_t units_landed_ = 0;
-  bool stage_refused_ = false;    // no memory for the next unit at the last look
-  std::deque<Request> ready_;     // not started
-  std::vector<Request> running_;  // by tag
-  std::vector<uint64_t> free_tags_;
+  bool stage_refused_ = false;  // no memory for the next unit at the last look
+  std::deque<Request> ready_;   // not started
 };
 
 }  // namespace hotplane

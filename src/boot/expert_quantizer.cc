@@ -18,22 +18,6 @@ namespace {
 // Each plane starts on a cache line of its own.
 constexpr uint64_t kPlaneAlignBytes = 64;
 
-// The most source bytes that are in the workspace at once: those of one projection, or of gate and
-// up where their rows alternate. All experts of a layer are alike.
-uint64_t SourceBytes(const MoeLayer& layer) {
-  const ExpertTensors& expert = layer.experts.front();
-  std::array<uint64_t, kProjectionCount> bytes{};
-  uint64_t bias_bytes = 0;
-  for (size_t p = 0; p < kProjectionCount; ++p) {
-    for (const Tensor* tensor : {expert.weight[p], expert.scale[p], expert.global_scale[p]}) {
-      if (tensor != nullptr) bytes[p] += RoundUp(tensor->bytes, kPlaneAlignBytes);
-    }
-    if (expert.bias[p] != nullptr) bias_bytes += RoundUp(expert.bias[p]->bytes, kPlaneAlignBytes);
-  }
-  if (layer.interleaved_rows) bytes[0] += bytes[1];
-  return std::max({bytes[0], bytes[1], bytes[2], bias_bytes});
-}
-
 // Where each plane of an expert lies in the workspace.
 struct PlaneMap {
   uint64_t codes13 = 0, sc13 = 0, codes2 = 0, sc2 = 0;
@@ -174,8 +158,24 @@ PlaneOutputs Advance(const PlaneOutputs& out, size_t n, size_t k) {
 
 }  // namespace
 
+// A projection each, but gate and up together where their rows alternate; biases come last.
+std::vector<SourcePiece> ExpertQuantizer::SourcePieces(const MoeLayer& layer, uint32_t expert) {
+  const ExpertTensors& from = layer.experts[expert];
+  std::vector<SourcePiece> pieces;
+  SourcePiece biases;
+  for (size_t p = 0; p < kProjectionCount; ++p) {
+    const bool with_last = layer.interleaved_rows && p == static_cast<size_t>(Projection::kUp);
+    SourcePiece& piece = with_last ? pieces.back() : pieces.emplace_back();
+    for (const Tensor* tensor : {from.weight[p], from.scale[p], from.global_scale[p]})
+      if (tensor != nullptr) piece.push_back(tensor);
+    if (layer.geometry.biases) biases.push_back(from.bias[p]);
+  }
+  if (!biases.empty()) pieces.push_back(std::move(biases));
+  return pieces;
+}
+
 uint64_t ExpertQuantizer::WorkspaceBytes(const MoeLayer& layer, PlanesWanted wanted) {
-  return SourceBytes(layer) + MapPlanes(layer.geometry, wanted).bytes;
+  return MapPlanes(layer.geometry, wanted).bytes;
 }
 
 uint64_t ExpertQuantizer::DeviceBytes(std::span<const MoeLayer* const> layers,
@@ -191,20 +191,15 @@ Result<ExpertQuantizer> ExpertQuantizer::Create(const Kernels& kernels,
   ExpertQuantizer quantizer;
   quantizer.kernels_ = &kernels;
   quantizer.zero_mode_ = zero_mode;
-  uint64_t source_bytes = 0;
   uint64_t plane_bytes = 0;
-  for (const MoeLayer* layer : layers) {
-    source_bytes = std::max(source_bytes, SourceBytes(*layer));
+  for (const MoeLayer* layer : layers)
     plane_bytes = std::max(plane_bytes, MapPlanes(layer->geometry, wanted).bytes);
-  }
-  HP_ASSIGN(quantizer.source_, HugeBuffer::Allocate(source_bytes));
   HP_ASSIGN(quantizer.planes_, HugeBuffer::Allocate(plane_bytes));
   if (device != nullptr) {
     const DeviceNeed need = NeedOnDevice(layers, wanted);
     const QuantizerOptions options = {.source_bytes = need.source_bytes,
                                       .plane_bytes = need.plane_bytes,
                                       .thresholds = ScaleThresholds(),
-                                      .host_sources = quantizer.source_.span(),
                                       .host_planes = quantizer.planes_.span()};
     HP_ASSIGN(quantizer.matrices_, device->NewQuantizer(options));
     if (quantizer.matrices_ != nullptr) quantizer.device_bytes_ = options.device_bytes();
@@ -213,32 +208,29 @@ Result<ExpertQuantizer> ExpertQuantizer::Create(const Kernels& kernels,
   return quantizer;
 }
 
-Result<std::span<std::byte>> ExpertQuantizer::ReadTensor(const Tensor& tensor) {
-  HP_CHECK(source_used_ + tensor.bytes <= source_.size());
-  const std::span<std::byte> bytes = source_.span().subspan(source_used_, tensor.bytes);
-  {
-    const TraceSpan span("read", kNoLayer, tensor.bytes, "checkpoint");
-    HP_TRY(checkpoint_->Read(tensor, 0, bytes));
-  }
-  source_used_ += RoundUp(tensor.bytes, kPlaneAlignBytes);
+Result<void> ExpertQuantizer::NextPiece() {
+  HP_ASSIGN(piece_, reads_->Next());
+  piece_used_ = 0;
+  return {};
+}
+
+std::span<std::byte> ExpertQuantizer::TakeTensor(const Tensor& tensor) {
+  HP_CHECK(piece_used_ < piece_.size() && piece_[piece_used_].size() == tensor.bytes);
+  const std::span<std::byte> bytes = piece_[piece_used_++];
   bytes_read_ += tensor.bytes;
   digests_->push_back({tensor.name, Digest(std::span<const std::byte>(bytes))});
   return bytes;
 }
 
-Result<ExpertQuantizer::Source> ExpertQuantizer::ReadSource(const ExpertTensors& expert,
-                                                            Projection projection) {
+ExpertQuantizer::Source ExpertQuantizer::TakeSource(const ExpertTensors& expert,
+                                                    Projection projection) {
   const auto index = static_cast<size_t>(projection);
   Source source{.weight = expert.weight[index],
                 .scale = expert.scale[index],
                 .global_scale = expert.global_scale[index]};
-  HP_ASSIGN(source.elements, ReadTensor(*source.weight));
-  if (source.scale != nullptr) {
-    HP_ASSIGN(source.scales, ReadTensor(*source.scale));
-  }
-  if (source.global_scale != nullptr) {
-    HP_ASSIGN(source.global_scales, ReadTensor(*source.global_scale));
-  }
+  source.elements = TakeTensor(*source.weight);
+  if (source.scale != nullptr) source.scales = TakeTensor(*source.scale);
+  if (source.global_scale != nullptr) source.global_scales = TakeTensor(*source.global_scale);
   return source;
 }
 
@@ -293,8 +285,8 @@ Result<void> ExpertQuantizer::RunProjection(const MoeLayer& layer, uint32_t expe
   const bool down = projection == Projection::kDown;
   const Shape shape = {down ? layer.geometry.hidden : layer.geometry.intermediate,
                        down ? layer.geometry.intermediate : layer.geometry.hidden};
-  source_used_ = 0;
-  HP_ASSIGN(const Source source, ReadSource(layer.experts[expert], projection));
+  HP_TRY(NextPiece());
+  const Source source = TakeSource(layer.experts[expert], projection);
   HP_ASSIGN(const MatrixSource matrix, Describe(layer, source, shape));
   HP_ASSIGN(const MatrixCounts counts, matrices_->Load(matrix));
   if (!counts.usable) return Fail(Unusable(layer, source));
@@ -309,9 +301,9 @@ Result<void> ExpertQuantizer::RunProjection(const MoeLayer& layer, uint32_t expe
 Result<void> ExpertQuantizer::RunInterleaved(const MoeLayer& layer, uint32_t expert,
                                              const PlaneOutputs& gate, const PlaneOutputs& up) {
   HP_CHECK(layer.format == SourceFormat::kMxfp4);
-  source_used_ = 0;
-  HP_ASSIGN(const Source first, ReadSource(layer.experts[expert], Projection::kGate));
-  HP_ASSIGN(const Source second, ReadSource(layer.experts[expert], Projection::kUp));
+  HP_TRY(NextPiece());
+  const Source first = TakeSource(layer.experts[expert], Projection::kGate);
+  const Source second = TakeSource(layer.experts[expert], Projection::kUp);
   for (const Source* source : {&first, &second}) {
     if (std::find(source->scales.begin(), source->scales.end(), std::byte{kE8m0NaN}) !=
         source->scales.end())
@@ -343,10 +335,10 @@ Result<void> ExpertQuantizer::RunInterleaved(const MoeLayer& layer, uint32_t exp
 Result<void> ExpertQuantizer::RunBiases(const MoeLayer& layer, uint32_t expert, float* bias13,
                                         float* bias2) {
   const size_t n = layer.geometry.intermediate;
-  source_used_ = 0;
+  HP_TRY(NextPiece());
   for (size_t p = 0; p < kProjectionCount; ++p) {
     const Tensor& tensor = *layer.experts[expert].bias[p];
-    HP_ASSIGN(const std::span<std::byte> bytes, ReadTensor(tensor));
+    const std::span<std::byte> bytes = TakeTensor(tensor);
     const size_t count = bytes.size() / DtypeBytes(tensor.dtype);
     for (size_t i = 0; i < count; ++i) {
       const float value = ReadFloat(tensor.dtype, bytes.data() + i * DtypeBytes(tensor.dtype));
@@ -368,7 +360,7 @@ Result<void> ExpertQuantizer::RunBiases(const MoeLayer& layer, uint32_t expert, 
 }
 
 Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const MoeLayer& layer,
-                                          uint32_t expert, PlanesWanted wanted,
+                                          uint32_t expert, PlanesWanted wanted, TakenPieces& reads,
                                           std::vector<SourceTensorDigest>* digests) {
   const LayerGeometry& g = layer.geometry;
   TraceSpan span("quantize", layer.ordinal);
@@ -378,6 +370,7 @@ Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const Mo
   bytes_on_device_ = 0;
   checkpoint_ = &checkpoint;
   digests_ = digests;
+  reads_ = &reads;
 
   const auto outputs = [&](uint64_t codes, uint64_t scales, uint64_t nibbles, uint64_t quintals) {
     PlaneOutputs out;

@@ -10,6 +10,7 @@
 
 #include "base/memory.h"
 #include "base/status.h"
+#include "boot/read_ahead.h"
 #include "checkpoint/moe_source.h"
 #include "device/device.h"
 #include "quant/quantize.h"
@@ -34,6 +35,9 @@ struct PlanesWanted {
 // Not thread-safe: one per worker.
 class ExpertQuantizer {
  public:
+  // What Run takes of an expert, in this order; of all experts of a layer as many.
+  static std::vector<SourcePiece> SourcePieces(const MoeLayer& layer, uint32_t expert);
+
   // Bytes that Create allocates for this layer alone.
   static uint64_t WorkspaceBytes(const MoeLayer& layer, PlanesWanted wanted);
 
@@ -47,19 +51,21 @@ class ExpertQuantizer {
                                         PlanesWanted wanted, ZeroMode zero_mode,
                                         Device* device = nullptr);
 
-  // Reads and quantizes one expert; `digests` takes the digest of each source tensor or slice.
-  // kData naming the element for values that are not finite and for scales that are NaN, infinite
-  // or negative (a scale of 0 makes a block of zeros; a global scale must be positive).
+  // Quantizes one expert from its pieces, which are `reads`; `digests` takes the digest of each
+  // source tensor or slice. kData naming the element for values that are not finite and for scales
+  // that are NaN, infinite or negative (a scale of 0 makes a block of zeros; a global scale must be
+  // positive).
   Result<ExpertPieces> Run(const Checkpoint& checkpoint, const MoeLayer& layer, uint32_t expert,
-                           PlanesWanted wanted, std::vector<SourceTensorDigest>* digests);
+                           PlanesWanted wanted, TakenPieces& reads,
+                           std::vector<SourceTensorDigest>* digests);
 
   uint64_t bytes_read() const { return bytes_read_; }            // of the last Run
   uint64_t bytes_on_device() const { return bytes_on_device_; }  // of them, quantized there
-  uint64_t workspace_bytes() const { return source_.size() + planes_.size(); }
+  uint64_t workspace_bytes() const { return planes_.size(); }
   uint64_t device_bytes() const { return device_bytes_; }  // of the device's memory
 
  private:
-  // One projection's source in the workspace, and where it came from.
+  // One projection's source in memory, and where it came from.
   struct Source {
     const Tensor* weight = nullptr;
     const Tensor* scale = nullptr;
@@ -79,13 +85,13 @@ class ExpertQuantizer {
   Result<void> RunInterleaved(const MoeLayer& layer, uint32_t expert, const PlaneOutputs& gate,
                               const PlaneOutputs& up);
   Result<void> RunBiases(const MoeLayer& layer, uint32_t expert, float* bias13, float* bias2);
-  Result<Source> ReadSource(const ExpertTensors& expert, Projection projection);
-  // Reads a tensor to the end of what is in the workspace.
-  Result<std::span<std::byte>> ReadTensor(const Tensor& tensor);
+  Source TakeSource(const ExpertTensors& expert, Projection projection);
+  Result<void> NextPiece();
+  // The next tensor of the piece.
+  std::span<std::byte> TakeTensor(const Tensor& tensor);
 
   const Kernels* kernels_ = nullptr;
   ZeroMode zero_mode_ = ZeroMode::kAuto;
-  HugeBuffer source_;
   HugeBuffer planes_;
   std::vector<std::byte> strip_;  // of one of two matrices whose rows alternate
   std::vector<double> fp8_scales_;
@@ -94,7 +100,9 @@ class ExpertQuantizer {
   // Of the Run in progress.
   const Checkpoint* checkpoint_ = nullptr;
   std::vector<SourceTensorDigest>* digests_ = nullptr;
-  uint64_t source_used_ = 0;
+  TakenPieces* reads_ = nullptr;
+  std::vector<std::span<std::byte>> piece_;  // by tensor
+  size_t piece_used_ = 0;                    // of them
   uint64_t bytes_read_ = 0;
   uint64_t bytes_on_device_ = 0;
 };

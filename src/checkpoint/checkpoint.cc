@@ -278,10 +278,9 @@ struct Checkpoint::State {
   std::vector<FileStat> stats;  // as they were when the headers were read
   std::vector<Tensor> tensors;
   std::string config_text;
-  std::mutex mutex;  // guards `open`
+  std::mutex mutex;  // guards what follows, by shard
   std::vector<std::unique_ptr<File>> open;
-
-  Result<File*> OpenShard(uint32_t number);
+  std::vector<std::unique_ptr<File>> open_direct;
 };
 
 Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -323,16 +322,22 @@ Result<Checkpoint> Checkpoint::Open(Env& env, const std::string& path) {
                       JoinPath(found.folder, kShardIndexName)));
   HP_ASSIGN(state->config_text, ReadConfig(env, found.folder));
   state->open.resize(state->files.size());
+  state->open_direct.resize(state->files.size());
   return Checkpoint(std::move(state));
 }
 
-Result<File*> Checkpoint::State::OpenShard(uint32_t number) {
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<File>& file = open[number];
+Env& Checkpoint::env() const { return *state_->env; }
+
+Result<File*> Checkpoint::OpenShard(uint32_t number, OpenMode mode) const {
+  HP_CHECK(mode == OpenMode::kRead || mode == OpenMode::kReadDirect);
+  const std::string& path = state_->files[number];
+  const std::lock_guard lock(state_->mutex);
+  std::unique_ptr<File>& file =
+      (mode == OpenMode::kRead ? state_->open : state_->open_direct)[number];
   if (file) return file.get();
-  HP_ASSIGN(std::unique_ptr<File> opened, env->Open(files[number], OpenMode::kRead));
+  HP_ASSIGN(std::unique_ptr<File> opened, state_->env->Open(path, mode));
   HP_ASSIGN(const FileStat now, opened->Stat());
-  HP_TRY(CheckSameFile(files[number], stats[number], now));
+  HP_TRY(CheckSameFile(path, state_->stats[number], now));
   file = std::move(opened);
   return file.get();
 }
@@ -341,7 +346,7 @@ Result<void> Checkpoint::Read(const Tensor& tensor, uint64_t offset,
                               std::span<std::byte> destination) const {
   HP_CHECK(offset <= tensor.bytes && destination.size() <= tensor.bytes - offset);
   if (destination.empty()) return {};
-  HP_ASSIGN(File * file, state_->OpenShard(tensor.file));
+  HP_ASSIGN(File * file, OpenShard(tensor.file, OpenMode::kRead));
   Result<void> read = ReadFully(*file, tensor.offset + offset, destination);
   if (!read) return Fail(std::move(read).error().Because(Text("reading tensor {}", tensor.name)));
   return {};

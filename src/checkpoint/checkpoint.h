@@ -84,6 +84,12 @@ class Checkpoint {
   // Bytes [offset, offset + destination.size()) of the tensor's data.
   Result<void> Read(const Tensor& tensor, uint64_t offset, std::span<std::byte> destination) const;
 
+  // A shard for those who read many tensors at once, opened at the first call for its mode (kRead,
+  // kReadDirect); valid while this lives. kData when it is another file by now; kSystem with EINVAL
+  // in error_number() where the file system refuses direct reads.
+  Result<File*> OpenShard(uint32_t file, OpenMode mode) const;
+  Env& env() const;
+
   // kData naming the file when a shard is not the one whose header was read (size, inode or time of
   // change): what was read may be of two checkpoints.
   Result<void> CheckUnchanged() const;

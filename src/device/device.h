@@ -88,6 +88,12 @@ struct QuantizerOptions {
 };
 inline constexpr uint64_t kQuantizerAlignBytes = 256;
 
+// Ordinary host memory that the driver has pinned, until it is destroyed.
+class HostRegistration {
+ public:
+  virtual ~HostRegistration() = default;
+};
+
 // Thread-safe. Outlives what it hands out.
 class Device {
  public:
@@ -106,6 +112,9 @@ class Device {
   // no kernels for this device.
   virtual Result<std::unique_ptr<MatrixQuantizer>> NewQuantizer(
       const QuantizerOptions& options) = 0;
+  // So that copies from and to this memory go at the link's rate. kCapacity where so much cannot be
+  // pinned.
+  virtual Result<std::unique_ptr<HostRegistration>> Register(std::span<std::byte> memory) = 0;
   // Blocking copy to ordinary memory.
   virtual Result<void> Download(const std::byte* from, std::span<std::byte> to) const = 0;
   // Takes some device memory for the time being. REQUIRES no landing.

@@ -95,6 +95,8 @@ std::string BuildReportJson(const BuildReport& report) {
   json["layers_attached"] = report.layers_attached;
   json["bytes_needed"] = report.bytes_needed;
   json["bytes_read"] = report.bytes_read;
+  json["bytes_read_ahead"] = report.bytes_read_ahead;
+  json["read_path"] = report.read_path;
   json["bytes_metadata"] = report.bytes_metadata;
   json["bytes_skipped"] = report.bytes_skipped;
   json["bytes_built"] = report.bytes_built;

@@ -82,6 +82,10 @@ Result<void> ReadFully(File& file, uint64_t offset, std::span<std::byte> destina
   return {};
 }
 
+bool IsCached(File& file, uint64_t offset, uint64_t bytes) {
+  return file.CachedBytes(offset, bytes).value_or(0) >= bytes - bytes / 64;
+}
+
 Result<void> WriteFully(File& file, uint64_t offset, std::span<const std::byte> source) {
   size_t done = 0;
   while (done < source.size()) {

@@ -155,6 +155,9 @@ Env& PosixEnv();
 // the bytes expected and found.
 Result<void> ReadFully(File& file, uint64_t offset, std::span<std::byte> destination);
 Result<void> WriteFully(File& file, uint64_t offset, std::span<const std::byte> source);
+// Whether the range is in the page cache, but for a page or two that may have been evicted; false
+// where the system cannot tell.
+bool IsCached(File& file, uint64_t offset, uint64_t bytes);
 // The whole of a small file; kData when it is larger than `bytes_max`.
 Result<std::vector<std::byte>> ReadWholeFile(Env& env, const std::string& path, uint64_t bytes_max);
 // temp in the same directory, write, fsync, rename, fsync the directory. A crash leaves the old

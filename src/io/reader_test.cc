@@ -18,6 +18,7 @@
 #include "io/fault_env.h"
 #include "io/mem_env.h"
 #include "io/test_directory.h"
+#include "io/whole_reader.h"
 
 namespace hotplane {
 namespace {
@@ -209,6 +210,120 @@ TEST(FaultReader, InjectsWhatItIsTold) {
   uint64_t done_bytes = 0;
   for (const Operation& operation : env.Log()) done_bytes += operation.done_bytes;
   EXPECT_EQ(done_bytes, 512u + 1024u);
+}
+
+class WholeReaderTest : public testing::Test {
+ protected:
+  WholeReaderTest() {
+    memory_.SetFile("/file", content_);
+    file_ = env_.Open("/file", OpenMode::kRead).value();
+    direct_ = env_.Open("/file", OpenMode::kReadDirect).value();
+    buffer_ = HugeBuffer::Allocate(kFileBytes).value();
+  }
+
+  // One read of the file's first `bytes` from `offset` on, into whole pages.
+  WholeReadEnd Read(uint64_t offset, size_t bytes) {
+    WholeReader reader(env_.NewReader({.depth = 2}).value());
+    reader.Start({.file = file_.get(),
+                  .direct = direct_.get(),
+                  .offset = offset,
+                  .destination = buffer_.span().first(RoundUp(bytes, kPageBytes)),
+                  .needed_bytes = bytes,
+                  .tag = 9});
+    std::vector<WholeReadEnd> ended;
+    while (ended.empty()) EXPECT_TRUE(reader.Collect(kLong, &ended).has_value());
+    EXPECT_EQ(reader.in_flight(), 0u);
+    EXPECT_EQ(ended[0].tag, 9u);
+    return ended[0];
+  }
+  bool Right(uint64_t offset, size_t bytes) const {
+    return std::equal(buffer_.data(), buffer_.data() + bytes,
+                      content_.begin() + static_cast<ptrdiff_t>(offset));
+  }
+  // How many reads were direct, of how many.
+  std::pair<size_t, size_t> DirectReads() {
+    std::pair<size_t, size_t> count{0, 0};
+    for (const Operation& operation : env_.Log()) {
+      if (operation.kind != OperationKind::kRead) continue;
+      ++count.second;
+      if (operation.bypassed_cache) ++count.first;
+    }
+    env_.ClearLog();
+    return count;
+  }
+
+  // The last page is half full.
+  const std::vector<std::byte> content_ = [] {
+    std::vector<std::byte> content = Pattern();
+    content.resize(kFileBytes - kPageBytes / 2);
+    return content;
+  }();
+  MemEnv memory_;
+  FaultEnv env_{memory_};
+  std::unique_ptr<File> file_;
+  std::unique_ptr<File> direct_;
+  HugeBuffer buffer_;
+};
+
+TEST_F(WholeReaderTest, ReadsDirectlyAlsoIntoTheEndOfTheFile) {
+  const uint64_t offset = kFileBytes - 3 * kPageBytes;
+  const WholeReadEnd end = Read(offset, content_.size() - offset);
+  ASSERT_TRUE(end.result) << end.result.error().ToString();
+  EXPECT_EQ(end.bytes, content_.size() - offset);
+  EXPECT_TRUE(Right(offset, content_.size() - offset));
+  EXPECT_EQ(DirectReads(), std::make_pair(size_t{1}, size_t{1}));
+}
+
+TEST_F(WholeReaderTest, GoesOnWhereAShortCountLeftOff) {
+  env_.Add(Fault{.action = FaultAction::kShort,
+                 .count = 4,
+                 .kind = OperationKind::kRead,
+                 .bytes = kPageBytes});
+  ASSERT_TRUE(Read(0, 16 * kPageBytes).result);
+  EXPECT_TRUE(Right(0, 16 * kPageBytes));
+  EXPECT_EQ(DirectReads(), std::make_pair(size_t{5}, size_t{5}));
+}
+
+TEST_F(WholeReaderTest, WhatIsNotAlignedGoesThroughThePageCache) {
+  ASSERT_TRUE(Read(100, 2 * kPageBytes).result);
+  EXPECT_TRUE(Right(100, 2 * kPageBytes));
+  EXPECT_EQ(DirectReads(), std::make_pair(size_t{0}, size_t{1}));
+}
+
+TEST_F(WholeReaderTest, TriesAgainAfterSignalsAndRefusals) {
+  for (const int error : {EINTR, EAGAIN, EINVAL}) {
+    env_.ClearFaults();
+    env_.Add(Fault{
+        .action = FaultAction::kError, .count = 1, .kind = OperationKind::kRead, .error = error});
+    ASSERT_TRUE(Read(kPageBytes, 4 * kPageBytes).result) << error;
+    EXPECT_TRUE(Right(kPageBytes, 4 * kPageBytes));
+    EXPECT_EQ(DirectReads(), std::make_pair(size_t{error == EINVAL ? 1u : 2u}, size_t{2}));
+  }
+}
+
+TEST_F(WholeReaderTest, TellsErrorsAndTheEndOfTheFile) {
+  env_.Add(Fault{.action = FaultAction::kShort, .kind = OperationKind::kRead, .bytes = kPageBytes});
+  env_.Add(Fault{.action = FaultAction::kError, .first = 2, .kind = OperationKind::kRead});
+  WholeReadEnd end = Read(kPageBytes, 4 * kPageBytes);
+  ASSERT_FALSE(end.result);
+  EXPECT_EQ(end.result.error().error_number(), EIO);
+  EXPECT_EQ(end.result.error().file(), "/file");
+  EXPECT_EQ(end.result.error().offset(), 2 * kPageBytes);
+
+  env_.ClearFaults();
+  env_.Add(Fault{.action = FaultAction::kError,
+                 .count = Fault::kForever,
+                 .kind = OperationKind::kRead,
+                 .error = EAGAIN});
+  end = Read(0, kPageBytes);
+  ASSERT_FALSE(end.result);
+  EXPECT_EQ(end.result.error().error_number(), EAGAIN);
+
+  env_.ClearFaults();
+  end = Read(kFileBytes - kPageBytes, kPageBytes);
+  ASSERT_FALSE(end.result);
+  EXPECT_EQ(end.result.error().exit_code(), 3);
+  EXPECT_EQ(end.result.error().offset(), content_.size());
 }
 
 }  // namespace

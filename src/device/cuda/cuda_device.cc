@@ -126,6 +126,21 @@ class CudaLanding final : public LandingDevice {
   std::vector<CopyLane::Slot> done_;
 };
 
+class CudaHostRegistration final : public HostRegistration {
+ public:
+  CudaHostRegistration(const CudaDriver& driver, CUcontext context, std::byte* memory)
+      : driver_(driver), context_(context), memory_(memory) {}
+  ~CudaHostRegistration() override {
+    const CurrentContext current(driver_, context_);
+    (void)driver_.cuMemHostUnregister(memory_);
+  }
+
+ private:
+  const CudaDriver& driver_;
+  const CUcontext context_;
+  std::byte* const memory_;
+};
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(const CudaDriver& driver, int ordinal, const DeviceOptions& options)
@@ -184,6 +199,14 @@ class CudaDevice final : public Device {
     HP_ASSIGN(const bool has_kernels, quantize_kernels_->Load());
     if (!has_kernels) return std::unique_ptr<MatrixQuantizer>();
     return NewCudaQuantizer(driver_, context_, *quantize_kernels_, options);
+  }
+
+  Result<std::unique_ptr<HostRegistration>> Register(std::span<std::byte> memory) override {
+    const CurrentContext current(driver_, context_);
+    HP_CUDA_TRY(
+        driver_, Text("cannot register {} of host memory", FormatBytes(memory.size())),
+        driver_.cuMemHostRegister(memory.data(), memory.size(), CU_MEMHOSTREGISTER_PORTABLE));
+    return std::make_unique<CudaHostRegistration>(driver_, context_, memory.data());
   }
 
   Result<void> Download(const std::byte* from, std::span<std::byte> to) const override {
