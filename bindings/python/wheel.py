@@ -33,6 +33,13 @@ NEEDED = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2", "libpthread.so.0", "
 SOURCE_FOLDERS = ("bindings", "cmake", "include", "src")
 SOURCE_FILES = ("CMakeLists.txt", "LICENSE", "README.md", "VERSION", "pyproject.toml",
                 "docs/python.md", "docs/man/hotplane.1", "tools/completion/hotplane.bash")
+ENTRY_POINTS = """[console_scripts]
+hotplane = hotplane.__main__:main
+
+[vllm.general_plugins]
+hotplane = hotplane.integrations.vllm:register
+hotplane_moet = hotplane.integrations.vllm_moet:install
+"""
 # Zip has no dates before; the same tree makes the same file.
 DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -114,9 +121,7 @@ def make_wheel(out, build_dir):
     files[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: hotplane\nRoot-Is-Purelib: false\nTag: {TAG}\n".encode(),
         0o644)
-    files[f"{info}/entry_points.txt"] = (
-        b"[console_scripts]\nhotplane = hotplane.__main__:main\n\n"
-        b"[vllm.general_plugins]\nhotplane_moet = hotplane.integrations.vllm_moet:install\n", 0o644)
+    files[f"{info}/entry_points.txt"] = (ENTRY_POINTS.encode(), 0o644)
     record = io.StringIO()
     rows = csv.writer(record, lineterminator="\n")
     for name, (data, _) in files.items():

@@ -26,7 +26,7 @@ KINDS = {
         "intermediate_size": INTERMEDIATE, "num_local_experts": EXPERTS}),
     "deepseek_v3": ("DeepseekV3Config", {
         **SHARED, **LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_group": 2,
-        "topk_group": 1}),
+        "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}),
     "deepseek_v4": ("DeepseekV4Config", {
         **SHARED, "intermediate_size": INTERMEDIATE, "swiglu_limit": 1.0}),
     "glm4_moe": ("Glm4MoeConfig", {
@@ -39,7 +39,9 @@ KINDS = {
     "gpt_oss": ("GptOssConfig", {
         "intermediate_size": INTERMEDIATE, "num_local_experts": EXPERTS, "head_dim": 32,
         "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 64}}),
 }
 
 
@@ -74,6 +76,12 @@ def _mxfp4_experts(tensors):
     return packed
 
 
+def _published(name):
+    """Of DeepSeek-V4, whose names transformers reads and does not write."""
+    name = name.removeprefix("model.").replace("hc_head.hc_", "hc_head_")
+    return name.replace("embed_tokens.", "embed.").replace(".attn.norm.", ".attn.kv_norm.")
+
+
 def make_checkpoint(kind, folder, **changes):
     """Writes a checkpoint as the models of this class are published."""
     config = config_of(kind, **changes)
@@ -88,8 +96,8 @@ def make_checkpoint(kind, folder, **changes):
                                           "modules_to_not_convert": ["model.layers.*.self_attn"]}
         with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
             json.dump(written, file)
-    if kind == "deepseek_v4":  # published without the prefix
-        tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    if kind == "deepseek_v4":
+        tensors = {_published(name): tensor for name, tensor in tensors.items()}
     save_file(tensors, path, {"format": "pt"})
     return folder
 

@@ -37,7 +37,7 @@ class _Torch:
 
     def __init__(self) -> None:
         import torch  # type: ignore[import-not-found, unused-ignore]
-        self.torch = torch
+        self.torch: Any = torch
 
     def device(self) -> Optional[str]:
         cuda = self.torch.cuda
