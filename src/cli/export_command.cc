@@ -12,6 +12,7 @@
 #include "cli/console.h"
 #include "engine/export.h"
 #include "engine/export_hf.h"
+#include "engine/export_planes_cache.h"
 
 namespace hotplane::cli {
 
@@ -102,10 +103,61 @@ Result<void> RunExportHf(const Context& context) {
   return {};
 }
 
+void PrintCache(const Context& context, const PlanesCacheExportReport& report) {
+  const Options& options = context.options;
+  if (options.common.json) {
+    const nlohmann::ordered_json json = {
+        {"out", options.planes_cache},
+        {"checkpoint_id", report.checkpoint_id},
+        {"fp4", report.fp4 == Encoding::kDeltaQuintal ? "quintal" : "nibble"},
+        {"folders", report.folders},
+        {"layers", report.layers},
+        {"files_written", report.files_written},
+        {"files_kept", report.files_kept},
+        {"bytes_written", report.bytes_written},
+        {"seconds", report.seconds},
+        {"warnings", report.warnings}};
+    PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  } else if (!options.common.quiet) {
+    PrintLine(
+        Text("wrote {} of {} to {}, {} were there; vLLM-MoET finds them where "
+             "VLLM_MOE_W2_CKPT_ID is {}",
+             Counted(report.files_written, "files"), Counted(report.layers, "layers"),
+             options.planes_cache, report.files_kept, report.checkpoint_id));
+  }
+}
+
+Result<void> RunExportPlanesCache(const Context& context) {
+  const Options& options = context.options;
+  HP_TRY(CheckOutside("--planes-cache", options.planes_cache, options.path));
+  HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
+  HP_ASSIGN(const Generation generation,
+            store.OpenGeneration(options.generation, OpenOptionsOf(context)));
+  WorkerPool pool(options.workers);
+  Progress progress;
+  PlanesCacheExportOptions cache;
+  cache.output_directory = options.planes_cache;
+  cache.checkpoint_id = options.checkpoint_id;
+  cache.delta = options.tiers.size() == 2;
+  if (options.delta_encodings.size() == 1) cache.fp4 = options.delta_encodings.front();
+  cache.rank = options.rank;
+  cache.kernels = &context.kernels;
+  cache.cancel = &context.cancel;
+  cache.progress = &progress;
+  const Result<PlanesCacheExportReport> exported = [&] {
+    const ProgressDisplay display(progress, options.common, options.stall_seconds);
+    return ExportPlanesCache(generation, pool, cache);
+  }();
+  if (!exported) return Fail(WithResumeAdvice(exported.error()));
+  PrintCache(context, *exported);
+  return {};
+}
+
 }  // namespace
 
 Result<void> RunExport(const Context& context) {
   const Options& options = context.options;
+  if (!options.planes_cache.empty()) return RunExportPlanesCache(context);
   if (!options.hf.empty()) return RunExportHf(context);
   HP_TRY(CheckOutput(options.out, options.path));
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));

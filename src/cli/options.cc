@@ -24,6 +24,7 @@ constexpr EnvironmentTwin kTwins[] = {
     {"HOTPLANE_WORKERS", "VLLM_MOE_W2_BUILD_WORKERS"},
     {"HOTPLANE_BATCH", "VLLM_MOE_W2_BUILD_BATCH_SIZE"},
     {"HOTPLANE_ZERO_MODE", "VLLM_MOE_W2_ZERO_MODE"},
+    {"HOTPLANE_CHECKPOINT_ID", "VLLM_MOE_W2_CKPT_ID"},
 };
 
 void HonourReferenceVariables(std::vector<std::string>* notes) {
@@ -116,6 +117,7 @@ class Parser {
   void AddInspect();
   void AddVerify();
   void AddExport();
+  CLI::Option* AddPlanesCacheExport(CLI::App* app);
   void AddGc();
   void AddSynth();
   void AddDoctor();
@@ -134,6 +136,7 @@ class Parser {
   Result<void> FinishTiers();
   Result<void> FinishBoot();
   Result<void> FinishExport();
+  Result<void> CheckCacheTiers() const;
   Result<void> FinishImport();
 
   CLI::App app_{
@@ -321,8 +324,10 @@ void Parser::AddVerify() {
 void Parser::AddExport() {
   CLI::App* const app =
       AddCommand(Command::kExport, "export",
-                 "Write one part of a layer as raw bytes, or the model as a Hugging Face folder",
+                 "Write one part of a layer as raw bytes, the model as a Hugging Face folder, or "
+                 "a planes cache of vLLM-MoET",
                  "hotplane export /store --layer 3 --part planes13 --out planes13.bin\n"
+                 "  hotplane export /store --planes-cache /planes --checkpoint-id my-model\n"
                  "  hotplane export /store --hf /out --checkpoint /models/DeepSeek-V4-Flash "
                  "--precision fp4");
   app->add_option("DIR", options_.path, "The store")->required();
@@ -351,6 +356,23 @@ void Parser::AddExport() {
   for (CLI::Option* option : {checkpoint, precision, shard_size}) option->needs(hf);
   hf->needs(checkpoint)->needs(precision);
   for (CLI::Option* option : {layer, part, expert, out, encoded}) hf->excludes(option);
+  CLI::Option* const cache = AddPlanesCacheExport(app);
+  for (CLI::Option* option : {layer, part, expert, out, encoded, hf}) cache->excludes(option);
+}
+
+CLI::Option* Parser::AddPlanesCacheExport(CLI::App* app) {
+  CLI::Option* const cache = app->add_option("--planes-cache", options_.planes_cache,
+                                             "Folder of a planes cache of vLLM-MoET to write to");
+  app->add_option("--checkpoint-id", options_.checkpoint_id,
+                  "What vLLM-MoET calls its checkpoint; as the store was imported where not given")
+      ->envname("HOTPLANE_CHECKPOINT_ID");
+  app->add_option("--tiers", raw_.tiers, "Of a planes cache: base,delta or base")
+      ->default_str("base,delta")
+      ->needs(cache);
+  app->add_option("--delta", raw_.delta, "FP4 of a planes cache: quintal or nibble")
+      ->default_str("as it is stored")
+      ->needs(cache);
+  return cache;
 }
 
 void Parser::AddGc() {
@@ -481,6 +503,7 @@ Parser::Parser() {
 Result<void> Parser::FinishTiers() {
   // A boot with a checkpoint at hand completes the store as a build would.
   const bool both = options_.command == Command::kBuild || options_.command == Command::kImport ||
+                    !options_.planes_cache.empty() ||
                     (options_.command == Command::kBoot && !options_.checkpoint.empty());
   // Who says something of the delta tier wants it.
   HP_ASSIGN(options_.pin_delta_bytes, ParseSize(raw_.pin_delta));
@@ -551,13 +574,17 @@ Result<void> Parser::FinishExport() {
   const bool hf = !options_.hf.empty();
   HP_ASSIGN(options_.shard_bytes, ParseSize(hf ? raw_.hf_shard_size : raw_.shard_size));
   if (options_.command != Command::kExport) return {};
+  if (!options_.planes_cache.empty()) return CheckCacheTiers();
+  const char* const twin = std::getenv("HOTPLANE_CHECKPOINT_ID");
+  if (options_.checkpoint_id != (twin == nullptr ? "" : twin))
+    return Fail(Status::Usage("--checkpoint-id requires --planes-cache"));
   if (hf && options_.shard_bytes == 0)
     return Fail(Status::Usage("--shard-size 0").Expected("a size above 0"));
   if (!hf && (!options_.layer || options_.part.empty() || options_.out.empty()))
     return Fail(Status::Usage("`export` is not told what to write")
-                    .Expected("--layer, --part and --out for a part, or --hf with --checkpoint "
-                              "and --precision for a model")
-                    .Advice("`hotplane export --help` has an example of both"));
+                    .Expected("--layer, --part and --out for a part, --hf with --checkpoint and "
+                              "--precision for a model, or --planes-cache")
+                    .Advice("`hotplane export --help` has an example of each"));
   if (!hf) return {};
   constexpr std::string_view kMixed = "mixed:";
   const bool named = options_.precision == "base" || options_.precision == "fp4";
@@ -569,12 +596,18 @@ Result<void> Parser::FinishExport() {
   return {};
 }
 
-Result<void> Parser::FinishImport() {
-  if (options_.command != Command::kImport) return {};
+// A planes cache without a base is none.
+Result<void> Parser::CheckCacheTiers() const {
   const bool base =
       std::find(options_.tiers.begin(), options_.tiers.end(), Tier::kBase) != options_.tiers.end();
   if (!base)
     return Fail(Status::Usage(Text("--tiers {}", raw_.tiers)).Expected("base or base,delta"));
+  return {};
+}
+
+Result<void> Parser::FinishImport() {
+  if (options_.command != Command::kImport) return {};
+  HP_TRY(CheckCacheTiers());
   if (options_.move && options_.tiers.size() == 1)
     return Fail(Status::Usage("--move with --tiers base would lose the FP4 files")
                     .Advice("import without --move, or both tiers"));

@@ -86,6 +86,7 @@ struct Options {
 
   std::string planes_cache;     // import: folder to read; export: folder to write
   std::string key;              // import: prefix
+  std::string checkpoint_id;    // export
   std::string layers_geometry;  // import
   std::string mtp_layers;
   std::string config;

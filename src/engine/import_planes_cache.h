@@ -19,9 +19,6 @@
 
 namespace hotplane {
 
-// The scheme of manifests of imported planes.
-inline constexpr char kPlanesCacheScheme[] = "moe-w2-planes-cache";
-
 // What a planes cache does not tell: the shape of each of its layers, by the number in its file
 // names. A file's size gives E * H * I only.
 struct LayersGeometry {

@@ -290,6 +290,130 @@ class Import(WithParts):
         self.refused(2, "--rank", 2)
 
 
+class Export(WithParts):
+    def export_cache(self, store, *options, env=None):
+        return command.must_json("export", store, "--planes-cache", self.cache, *options, env=env)
+
+    def check_files(self, split, world=1, fp4=True, checkpoint="mine"):
+        """All files, where the program looks for them, with the digests that it wants; nothing
+        else."""
+        expected = []
+        for rank in range(world):
+            meta = meta_of(world, rank, split, ckpt_id=checkpoint)
+            folder = self.rank_folder(meta)
+            self.assertEqual(json.loads(read(os.path.join(folder, "meta.json"))), meta)
+            expected.append(os.path.join(folder, "meta.json"))
+            for layer in range(LAYERS):
+                for part in BASE + (FP4 if fp4 else ()):
+                    path = os.path.join(folder, f"layer{layer}.{part}.bin")
+                    data = read(path)
+                    self.assertEqual(data, self.data_of(layer, part, world, rank, split))
+                    digest = hashlib.sha256(data).hexdigest() + "\n"
+                    self.assertEqual(read(path + ".sha256").decode(), digest)
+                    expected += [path, path + ".sha256"]
+        self.assertEqual(self.files(), sorted(expected))
+
+    def test_both_encodings_from_both(self):
+        nibbles = os.path.join(self.folder, "nibbles")
+        command.must("build", MODEL, "--store", nibbles, "--delta", "nibble", "-q")
+        for store in (self.built, nibbles):
+            for split in (True, False):
+                report = self.export_cache(store, "--checkpoint-id", "mine", "--delta",
+                                           "quintal" if split else "nibble")
+                self.assertEqual((report["files_written"], report["layers"]), (24, LAYERS))
+                self.check_files(split)
+                shutil.rmtree(self.cache)
+            self.assertEqual(self.export_cache(store, "--checkpoint-id", "mine")["fp4"],
+                             "quintal" if store == self.built else "nibble")
+            self.check_files(store == self.built)
+            shutil.rmtree(self.cache)
+
+    def test_ranks_and_back(self):
+        built = os.path.join(self.folder, "built")
+        command.must("build", MODEL, "--store", built, "--tp", 2, "-q")
+        self.export_cache(built, "--checkpoint-id", "mine")
+        self.check_files(True, world=2)
+        self.import_cache("--move")
+        self.assertEqual(command.must_json("verify", self.store)["findings"], [])
+        self.export_cache(self.store)  # under the name that it came with
+        self.check_files(True, world=2)
+        shutil.rmtree(self.cache)
+        report = self.export_cache(built, "--checkpoint-id", "mine", "--rank", 1)
+        self.assertEqual([os.path.basename(path) for path in report["folders"]], ["tp2-rank1"])
+
+    def test_a_cache_survives_import_and_export(self):
+        self.write_rank(split=False, first=5)
+        before = {path: read(path) for path in self.files() if not path.endswith(".json")}
+        self.import_cache("--mtp-layers", 8, "--move")
+        self.export_cache(self.store)
+        after = {path: read(path) for path in self.files() if not path.endswith(".json")}
+        self.assertEqual(after, before)
+
+    def test_base_only(self):
+        self.export_cache(self.built, "--checkpoint-id", "mine", "--tiers", "base")
+        self.check_files(True, fp4=False)
+        base = os.path.join(self.folder, "base")
+        command.must("build", MODEL, "--store", base, "--tiers", "base", "-q")
+        shutil.rmtree(self.cache)
+        self.export_cache(base, "--checkpoint-id", "mine")
+        self.check_files(True, fp4=False)
+
+    def test_again_writes_what_is_missing_or_differs(self):
+        self.export_cache(self.built, "--checkpoint-id", "mine")
+        folder = self.rank_folder(meta_of(1, 0, True, ckpt_id="mine"))
+        os.remove(os.path.join(folder, "layer1.sc13.bin"))
+        write(os.path.join(folder, "layer2.fp2.bin"), b"short")
+        path = os.path.join(folder, "layer3.planes2.bin")
+        write(path, read(path)[:-1] + b"\0")
+        write(os.path.join(folder, "layer0.sc2.bin.sha256"), b"wrong")
+        write(os.path.join(folder, ".tmp-layer0.sc2.bin-1-2"), b"left behind")
+        report = self.export_cache(self.built, "--checkpoint-id", "mine")
+        self.assertEqual((report["files_written"], report["files_kept"]), (3, 21))
+        self.check_files(True)
+
+    def test_the_name_of_the_checkpoint(self):
+        def refused(*options):
+            done = command.run("export", self.built, "--planes-cache", self.cache, *options)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            return done.stderr
+
+        self.assertIn("VLLM_MOE_W2_CKPT_ID", refused())
+        self.assertIn("ASCII", refused("--checkpoint-id", "m\u00e9in"))
+        self.assertFalse(os.path.exists(self.cache))
+        self.export_cache(self.built, env={"VLLM_MOE_W2_CKPT_ID": "mine"})
+        self.check_files(True)
+        done = command.run("export", self.built, "--layer", 0, "--part", "sc2", "--out",
+                           os.path.join(self.folder, "x"), "--checkpoint-id", "mine")
+        self.assertEqual(done.returncode, 2)
+
+    def test_refused(self):
+        for options in (["--layer", "0"], ["--hf", "x", "--checkpoint", "y", "--precision", "base"],
+                        ["--tiers", "delta"], ["--delta", "half"], ["--rank", "1"]):
+            done = command.run("export", self.built, "--planes-cache", self.cache,
+                               "--checkpoint-id", "mine", *options)
+            self.assertEqual(done.returncode, 2, done.stderr)
+        for place in (self.built, os.path.join(self.built, "cache")):
+            done = command.run("export", self.built, "--planes-cache", place, "--checkpoint-id",
+                               "mine")
+            self.assertEqual(done.returncode, 2, done.stderr)
+        write(self.cache, b"a file")
+        done = command.run("export", self.built, "--planes-cache", self.cache, "--checkpoint-id",
+                           "mine")
+        self.assertEqual(done.returncode, 2, done.stderr)
+
+    def test_damage_is_not_exported(self):
+        broken = os.path.join(self.folder, "broken")
+        shutil.copytree(self.built, broken)
+        [path] = [name for name in command.files_below(broken) if name.endswith("layer-0002.base")]
+        with open(path, "r+b") as file:
+            file.seek(9000)
+            file.write(b"\xff\xfe")
+        done = command.run("export", broken, "--planes-cache", self.cache, "--checkpoint-id", "m")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertFalse(any(name.endswith("meta.json") for name in self.files()))
+        self.assertFalse(any("layer2.planes13.bin" in name for name in self.files()))
+
+
 class Move(WithParts):
     def test_moves_all_and_removes_the_folders(self):
         self.write_rank()

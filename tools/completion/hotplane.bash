@@ -18,7 +18,7 @@ _hotplane_options() {
     verify) echo "$general --generation --source --workers" ;;
     export)
       echo "$general --generation --rank --layer --part --expert --encoded --out --hf --checkpoint
-        --precision --shard-size --workers"
+        --precision --shard-size --planes-cache --checkpoint-id --tiers --delta --workers"
       ;;
     gc) echo "$general --generation --dry-run" ;;
     synth)

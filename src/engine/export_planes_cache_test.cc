@@ -1,0 +1,79 @@
+// A crash at every operation of an export: what carries a meta.json is whole, and running it again
+// finishes it to the same files.
+#include "engine/export_planes_cache.h"
+
+#include "base/sweep_step.h"
+#include "engine/planes_cache_testing.h"
+#include "io/fault_env.h"
+
+namespace hotplane {
+namespace {
+
+Result<PlanesCacheExportReport> Export(Env& env) {
+  HP_ASSIGN(const Store store, Store::Open(env, kTestStore));
+  HP_ASSIGN(const Generation generation, store.OpenGeneration());
+  WorkerPool pool(1);
+  PlanesCacheExportOptions options;
+  options.output_directory = kTestCache;
+  options.checkpoint_id = "a model of tests";
+  return ExportPlanesCache(generation, pool, options);
+}
+
+MemEnv::Snapshot Below(const MemEnv& env, const std::string& folder) {
+  MemEnv::Snapshot files;
+  for (const auto& [path, content] : env.Files())
+    if (path.starts_with(folder + "/") && path.find("/locks/") == std::string::npos)
+      files.emplace(path, content);
+  return files;
+}
+
+TEST(ExportPlanesCache, WritesWhatTheProgramWouldHave) {
+  for (const Encoding fp4 : {Encoding::kDeltaQuintal, Encoding::kDeltaNibble}) {
+    MemEnv env;
+    WriteCache(env, 2, fp4);
+    const MemEnv::Snapshot cached = Below(env, kTestCache);
+    for (const auto& [path, content] : cached) ASSERT_TRUE(env.Remove(path).has_value());
+    const auto report = Export(env);
+    ASSERT_TRUE(report.has_value()) << report.error().ToString();
+    EXPECT_EQ(report->fp4, fp4);
+    MemEnv::Snapshot exported = Below(env, kTestCache);
+    std::erase_if(exported, [](const auto& file) { return file.first.ends_with(".sha256"); });
+    EXPECT_EQ(exported, cached);
+  }
+}
+
+TEST(ExportPlanesCache, ACrashAtEveryOperationLeavesWhatCanBeFinished) {
+  MemEnv whole;
+  WriteCache(whole, 2, Encoding::kDeltaQuintal);
+  const MemEnv::Snapshot stored = Below(whole, kTestStore);
+  for (const auto& [path, content] : Below(whole, kTestCache))
+    ASSERT_TRUE(whole.Remove(path).has_value());
+  FaultEnv counted(whole);
+  ASSERT_TRUE(Export(counted).has_value());
+  const MemEnv::Snapshot exported = Below(whole, kTestCache);
+  for (uint64_t n = 1; n <= counted.operation_count(); n += kSweepStep) {
+    SCOPED_TRACE(Text("crash at operation {} of {}", n, counted.operation_count()));
+    MemEnv env;
+    for (const auto& [path, content] : stored) env.SetFile(path, content);
+    FaultEnv faulty(env);
+    faulty.Add(Fault{.action = FaultAction::kCrash, .first = n, .bytes = 50});
+    EXPECT_FALSE(Export(faulty).has_value());
+    env.Crash(n % 2 == 0 ? CrashMode::kDropUnsynced : CrashMode::kKeepUnsynced);
+    const MemEnv::Snapshot left = Below(env, kTestCache);
+    for (const auto& [path, content] : left) {
+      if (!path.ends_with(kPlanesCacheMetaName)) continue;
+      const std::string folder = ParentPath(path);
+      for (const auto& [name, right] : exported) {
+        if (ParentPath(name) != folder) continue;
+        EXPECT_TRUE(left.contains(name) && left.at(name) == right) << name;
+      }
+    }
+    ASSERT_TRUE(Export(env).has_value());
+    EXPECT_EQ(Below(env, kTestCache), exported);
+    EXPECT_EQ(Below(env, kTestStore), stored);
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace hotplane
