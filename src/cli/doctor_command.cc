@@ -13,6 +13,7 @@
 #include "cli/console.h"
 #include "device/device.h"
 #include "format/checksum.h"
+#include "io/reader.h"
 #include "store/store.h"
 
 namespace hotplane::cli {
@@ -37,6 +38,7 @@ class Doctor {
  private:
   void CheckIsa();
   Result<void> CheckMemory();
+  void CheckIo();
   Result<void> CheckDevice();
   Result<void> CheckStore();
   Result<void> CountFiles(const Generation& of_rank, Encoding encoding, size_t* present,
@@ -87,6 +89,19 @@ Result<void> Doctor::CheckMemory() {
            FormatRate(static_cast<uint64_t>(read_rate_), 1),
            FormatRate(static_cast<uint64_t>(copy_rate_), 1)));
   return {};
+}
+
+// Reads of what is not in the page cache.
+void Doctor::CheckIo() {
+  const Result<std::unique_ptr<AsyncReader>> reader = PosixEnv().NewReader({});
+  if (!reader) {
+    Add(false, "io", Text("cold reads are refused: {}", reader.error().ToString()));
+    return;
+  }
+  const std::string reason = (*reader)->reason();
+  Add(reason.empty(), "io",
+      reason.empty() ? Text("cold reads by {}, {} at a time", (*reader)->name(), (*reader)->depth())
+                     : Text("cold reads by {} ({})", (*reader)->name(), reason));
 }
 
 // A device that was asked for and is not there is a finding, not a failure.
@@ -216,6 +231,7 @@ Result<void> Doctor::Run() {
   if (!options_.path.empty()) HP_TRY(Store::Open(PosixEnv(), options_.path));
   CheckIsa();
   HP_TRY(CheckMemory());
+  CheckIo();
   HP_TRY(cancel_.Check());
   HP_TRY(CheckDevice());
   HP_TRY(cancel_.Check());
