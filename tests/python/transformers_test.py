@@ -4,6 +4,7 @@ against their own dequantized selves, what is refused, and what detaching leaves
 HOTPLANE_SHARED names a folder with a Qwen3-MoE checkpoint and the longer text."""
 
 import gc
+import logging
 import os
 import unittest
 
@@ -126,8 +127,7 @@ class Bundled(WithStore):
     def test_on_a_gpu(self):
         for device in ("cpu", "cuda"):
             for precision, expected in self.LOSSES.items():
-                model = bundled(self.store_path, precision=precision, device=device,
-                                device_map="cuda")
+                model = bundled(self.store_path, precision=precision, device=device).to("cuda")
                 with self.subTest(experts=device, precision=precision), model.hotplane:
                     try:
                         loss = loss_of(model, TEXT)
@@ -321,6 +321,10 @@ class Mismatches(WithModel):
         model.model.layers[1].mlp.experts = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
         self.assertIn("model.layers.1.mlp.experts has an interface",
                       self.refused(hotplane.UsageError, model))
+        model = self.stock()
+        model.model.layers[0].mlp.experts.forward = lambda hidden_states: hidden_states
+        self.assertIn("forward(hidden_states, top_k_index, top_k_weights)",
+                      self.refused(hotplane.UsageError, model))
         both = torch.nn.ModuleDict({"a": self.stock(), "b": self.stock()}).eval()
         self.assertIn("several layers of one number", self.refused(hotplane.UsageError, both))
         self.assertIn("in training", self.refused(hotplane.UsageError, self.stock().train()))
@@ -417,8 +421,10 @@ class Life(WithModel):
         with hotplane.open(self.store) as store:
             found, info = from_pretrained(other, store, output_loading_info=True)
         self.assertFalse(info["missing_keys"])
-        self.assertTrue(torch.equal(self.logits(found), self.logits(expected)))
-        for model in (found, expected):
+        alone = from_pretrained(other, self.store, boot={"checkpoint": None})
+        for model in (found, alone):
+            self.assertTrue(torch.equal(self.logits(model), self.logits(expected)))
+        for model in (found, alone, expected):
             model.hotplane.detach()
 
     def test_engines_stay_their_owners(self):
@@ -431,7 +437,15 @@ class Life(WithModel):
             with attach(first, engine):
                 pass
             third = self.stock()
-            attach(third, engine)
+            with self.assertLogs("hotplane", "WARNING") as logged:
+                attach(third, engine, precision="fp4")
+            self.assertIn("delta_cache_bytes", logged.output[0])
+        fourth = self.stock()
+        with self.assertLogs("hotplane") as logged, attach(fourth, self.store, precision="fp4"):
+            logging.getLogger("hotplane").info("nothing else")
+            self.logits(fourth)
+            self.assertGreater(fourth.hotplane.engine.cache_stats("delta")["slots_used"], 0)
+        self.assertNotIn("delta_cache_bytes", " ".join(logged.output))
         with self.assertRaises(hotplane.UsageError):
             self.logits(third)
 

@@ -312,6 +312,7 @@ class Engine(_Opened):
 
     def __init__(self, path: StrPath, options: Dict[str, Any]) -> None:
         super().__init__(path, Handle(path, boot_options(options)))
+        self.options = dict(options)  # of the boot, as they were given
         self.layers: Sequence[Layer] = Layers(self._handle)
         self._devices: Dict[int, str] = {}  # by ordinal
 

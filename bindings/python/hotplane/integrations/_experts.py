@@ -6,6 +6,7 @@ of three dimensions, forward(hidden_states [T, H], top_k_index [T, k], top_k_wei
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -72,6 +73,10 @@ def _is_experts(module: Any) -> bool:
 
 
 def _place(name: str, module: Any) -> Place:
+    if len(inspect.signature(module.forward).parameters) < 3:
+        raise UsageError(f"{name} has an interface that hotplane does not know",
+                         expected="forward(hidden_states, top_k_index, top_k_weights)",
+                         found=f"{type(module).__name__}{inspect.signature(module.forward)}")
     if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
         raise UsageError(f"{name} is of a kind that hotplane does not compute",
                          expected="gate, up and down, without a norm of their own",

@@ -49,8 +49,12 @@ def _compute(x: Any, ids: Any, weights: Any, out: Any, number: int, layer: int, 
              arithmetic: str) -> Any:
     engine = _engine(number)
     choice: Dict[str, Any] = {"precision": _precision(precision), "arithmetic": arithmetic}
-    if x.device.type == "cpu" or engine.layer_device(layer) != "cpu":
+    place = "cpu" if x.device.type == "cpu" else engine.layer_device(layer)
+    if place == str(x.device):
         return engine.moe_forward(layer, x, ids, weights, out, **choice)
+    if place != "cpu":
+        raise UsageError(f"layer {layer} lies on another GPU than x", expected=place,
+                         found=str(x.device), advice="move x there")
     host = engine.moe_forward(layer, x.cpu(), ids.cpu(), weights.cpu(), **choice)
     return host.to(x.device) if out is None else out.copy_(host)
 

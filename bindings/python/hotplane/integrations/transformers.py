@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Uni
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .. import DataError, Engine, Store, UsageError, open as open_store
-from .._library import ARITHMETICS
+from .._library import ARITHMETICS, logger
 from .._options import word
 from . import _experts
 from . import torch as hotplane_torch
@@ -121,6 +121,10 @@ def _check_fp4(engine: Engine, tables: Mapping[int, List[str]]) -> None:
             raise DataError(f"layer {info.ordinal} is wanted at FP4 and has no delta tier",
                             file=str(engine.path), expected="present", found=info.delta,
                             advice="build the store with its delta tier, or ask for base")
+    cached = any(engine.options.get(name) for name in ("delta_cache_bytes", "pin_delta_bytes"))
+    if not cached and any(FP4 in table for table in tables.values()):
+        logger.warning("experts at FP4 are read from the store at every call: boot the engine with "
+                       "delta_cache_bytes or pin_delta_bytes")
 
 
 def _attach(model: Any, source: Source, checkpoint: Optional[str], precision: Any,
@@ -242,7 +246,8 @@ def from_pretrained(checkpoint: StrPath, store: Source, *, precision: Any = "bas
                  built from it is chosen, and what is missing is built
     model_class  a class of transformers; None: what the config names
     device       where the planes land; the model's own tensors: device_map=
-    boot         options of `Store.boot` and `open`
+    boot         options of `Store.boot` and `open`; {"checkpoint": None} opens the store by itself,
+                 for a checkpoint that it was not built from, as one of `hotplane export --hf`
     options      of transformers' from_pretrained: dtype, device_map, config, attn_implementation,
                  key_mapping and so on
 
