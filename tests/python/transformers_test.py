@@ -189,6 +189,11 @@ class Classes(WithStore):
             error = (found.double() - expected).abs()
             self.assertTrue(bool((error <= bound).all()), (name, float((error / bound).max())))
             self.assertGreater(float(error.max()), 0)  # it was computed by another way
+            if not exact:
+                # Half steps bound the worst case, far from the usual one. Of normal activations
+                # int8 costs 0.5% of each product (docs/operator.md): three of them, of gate, up
+                # and down, whose activations have longer tails.
+                self.assertLess(float(error.pow(2).mean() / expected.pow(2).mean())**0.5, 0.02)
 
     def check(self, kind):
         checkpoint = small_models.make_checkpoint(kind, os.path.join(self.root, kind))
