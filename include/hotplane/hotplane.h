@@ -1,6 +1,7 @@
 /* hotplane's C API: the only stable ABI.
  *
  *   hotplane_build      quantizes a checkpoint into a store
+ *   hotplane_import_planes_cache   takes planes that vLLM-MoET cached into one
  *   hotplane_open       opens a store; nothing of its planes is read
  *   hotplane_start      boots it in the background, layer by layer
  *   hotplane_wait_layer the layers as they come
@@ -232,10 +233,33 @@ HOTPLANE_API void hotplane_build_options_init(hotplane_build_options* options);
 /* Quantizes the routed experts of `checkpoint` (directory or file) into the store, as `hotplane
  * build` does: what is there stays, and nothing half-done is left whatever happens. `options` may
  * be NULL. *report_json (may be NULL): one JSON object with the keys of `hotplane build --json`,
- * valid until the next hotplane_build on this thread; "{}" after a failure. */
+ * valid until the next hotplane_build or import on this thread; "{}" after a failure. */
 HOTPLANE_API hotplane_code hotplane_build(const char* checkpoint, const char* store,
                                           const hotplane_build_options* options,
                                           const char** report_json);
+
+typedef struct hotplane_import_options {
+  size_t struct_bytes;
+  const char* layers_geometry; /* "E,H,I", "ds4-flash", "0-2:E,H,I;3-43:E,H,I"; needed */
+  const char* mtp_layers;      /* "43", "43-44": numbers in the file names; NULL: none */
+  const char* config; /* the model's config.json, or its folder: activation, top-k, and a shape to
+                         compare with; NULL: silu(gate) * up */
+  const char* key;    /* prefix of a KEY, where the cache has several models; NULL */
+  int32_t rank;       /* this rank's folder alone; -1 (default): all, which must be there */
+  int base_only;      /* 1: the FP4 files stay where they are; 0 (default): both tiers */
+  int move;           /* 1: remove from the cache what the store was proved to have */
+  uint32_t workers;   /* threads; 0: the CPUs this process may use */
+  hotplane_progress_callback on_progress; /* as of hotplane_build_options */
+  void* user;
+} hotplane_import_options;
+HOTPLANE_API void hotplane_import_options_init(hotplane_import_options* options);
+
+/* Makes layer files in `store` of the planes that vLLM-MoET cached in the directory
+ * `planes_cache`, as `hotplane import` does. *report_json (may be NULL): one JSON object with the
+ * keys of `hotplane import --json`, as of hotplane_build. */
+HOTPLANE_API hotplane_code hotplane_import_planes_cache(const char* planes_cache, const char* store,
+                                                        const hotplane_import_options* options,
+                                                        const char** report_json);
 
 /* Opens the store in directory `store`: its manifest is read, nothing else. `options` may be NULL;
  * they are those of the boot that may follow. On failure *engine is NULL. */

@@ -1,4 +1,4 @@
-// Building a store.
+// Building a store, and importing one.
 #include <chrono>
 #include <csignal>
 #include <cstring>
@@ -7,6 +7,7 @@
 #include "boot/build.h"
 #include "boot/describe.h"
 #include "capi/capi_state.h"
+#include "engine/import_planes_cache.h"
 #include "engine/report_json.h"
 
 namespace hotplane::capi {
@@ -56,17 +57,17 @@ class ProgressCalls {
   std::thread thread_;
 };
 
-Result<hotplane_build_options> ReadOptions(const hotplane_build_options* options) {
-  hotplane_build_options full;
-  hotplane_build_options_init(&full);
+template <typename Options>
+Result<Options> ReadOptions(const Options* options, const char* name, void (*init)(Options*)) {
+  Options full;
+  init(&full);
   if (options == nullptr) return full;
   if (options->struct_bytes != sizeof(full))
     return Fail(
-        Status::Usage("hotplane_build_options has an unknown size")
+        Status::Usage(Text("{} has an unknown size", name))
             .Expected(Text("{} bytes", sizeof(full)))
             .Found(Text("{} bytes", options->struct_bytes))
-            .Advice("fill it with hotplane_build_options_init; a newer caller needs a newer "
-                    "library"));
+            .Advice(Text("fill it with {}_init; a newer caller needs a newer library", name)));
   std::memcpy(static_cast<void*>(&full), options, sizeof(full));
   return full;
 }
@@ -106,7 +107,8 @@ Result<BuildOptions> EngineOptionsOf(const hotplane_build_options& options) {
 
 Result<void> BuildStore(const std::string& path, const std::string& store,
                         const hotplane_build_options* given) {
-  HP_ASSIGN(const hotplane_build_options options, ReadOptions(given));
+  HP_ASSIGN(const hotplane_build_options options,
+            ReadOptions(given, "hotplane_build_options", &hotplane_build_options_init));
   HP_ASSIGN(BuildOptions build, EngineOptionsOf(options));
   InstallFaultGuard();
   ProgressCalls calls(options.on_progress, options.user);
@@ -117,6 +119,46 @@ Result<void> BuildStore(const std::string& path, const std::string& store,
   HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
   HP_ASSIGN(const BuildReport report, Build(PosixEnv(), checkpoint, model, store, build));
   tls_report = BuildReportJson(report);
+  return {};
+}
+
+Result<PlanesCacheImportOptions> ImportOptionsOf(const hotplane_import_options& options) {
+  PlanesCacheImportOptions import;
+  HP_TRY(Need(options.layers_geometry != nullptr, "layers_geometry is needed"));
+  HP_ASSIGN(import.geometry, ParseLayersGeometry(options.layers_geometry));
+  if (options.mtp_layers != nullptr) {
+    HP_ASSIGN(import.mtp_layers, ParseLayerNumbers(options.mtp_layers));
+  }
+  if (options.config != nullptr) {
+    HP_ASSIGN(import.config, ReadModelConfig(PosixEnv(), options.config));
+  }
+  if (options.key != nullptr) import.key_prefix = options.key;
+  if (options.rank < -1)
+    return Fail(Status::Usage("hotplane_import_options.rank has an unknown value")
+                    .Found(Text("{}", options.rank)));
+  if (options.rank >= 0) import.rank = static_cast<uint32_t>(options.rank);
+  import.delta = options.base_only == 0;
+  import.move = options.move != 0;
+  if (import.move && !import.delta)
+    return Fail(Status::Usage("move with base_only would lose the FP4 files"));
+  return import;
+}
+
+Result<void> ImportStore(const std::string& cache, const std::string& store,
+                         const hotplane_import_options* given) {
+  HP_ASSIGN(const hotplane_import_options options,
+            ReadOptions(given, "hotplane_import_options", &hotplane_import_options_init));
+  HP_ASSIGN(PlanesCacheImportOptions import, ImportOptionsOf(options));
+  HP_TRY(CheckCacheApart(cache, store));
+  InstallFaultGuard();
+  ProgressCalls calls(options.on_progress, options.user);
+  HP_TRY(calls.cancel.Check());
+  import.cancel = &calls.cancel;
+  import.progress = &calls.progress;
+  WorkerPool pool(options.workers);
+  HP_ASSIGN(const PlanesCacheImportReport report,
+            ImportPlanesCache(PosixEnv(), cache, store, pool, import));
+  tls_report = PlanesCacheImportJson(report);
   return {};
 }
 
@@ -136,6 +178,24 @@ hotplane_code hotplane_build(const char* checkpoint, const char* store,
     HP_TRY(hotplane::capi::Need(checkpoint != nullptr && store != nullptr,
                                 "a checkpoint and a store are needed"));
     HP_TRY(hotplane::capi::BuildStore(checkpoint, store, options));
+    if (report_json != nullptr) *report_json = hotplane::capi::tls_report.c_str();
+    return {};
+  });
+}
+
+void hotplane_import_options_init(hotplane_import_options* options) {
+  hotplane::capi::InitStruct(options);
+  if (options != nullptr) options->rank = -1;
+}
+
+hotplane_code hotplane_import_planes_cache(const char* planes_cache, const char* store,
+                                           const hotplane_import_options* options,
+                                           const char** report_json) {
+  if (report_json != nullptr) *report_json = "{}";
+  return hotplane::capi::Guarded([&]() -> hotplane::Result<void> {
+    HP_TRY(hotplane::capi::Need(planes_cache != nullptr && store != nullptr,
+                                "a planes cache and a store are needed"));
+    HP_TRY(hotplane::capi::ImportStore(planes_cache, store, options));
     if (report_json != nullptr) *report_json = hotplane::capi::tls_report.c_str();
     return {};
   });

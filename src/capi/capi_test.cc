@@ -612,6 +612,45 @@ TEST_F(CapiBuildTest, AStoreIsBuiltReportedAndInterrupted) {
   hotplane_close(engine);
 }
 
+TEST_F(CapiBuildTest, APlanesCacheIsImportedWithItsOptionsChecked) {
+  const std::string cache = directory_.path() + "/cache";
+  const std::string store = directory_.path() + "/imported";
+  hotplane_import_options options;
+  const char* report = nullptr;
+  hotplane_import_options_init(nullptr);
+  hotplane_import_options_init(&options);
+  EXPECT_EQ(options.rank, -1);
+  const auto import = [&] {
+    return hotplane_import_planes_cache(cache.c_str(), store.c_str(), &options, &report);
+  };
+  EXPECT_EQ(import(), HOTPLANE_USAGE) << "no geometry";
+  EXPECT_STREQ(report, "{}");
+  options.layers_geometry = "2,64,64";
+  EXPECT_EQ(import(), HOTPLANE_USAGE) << "no cache";
+  EXPECT_NE(std::string(hotplane_last_error()).find("no planes cache here"), std::string::npos);
+  options.base_only = options.move = 1;
+  EXPECT_EQ(import(), HOTPLANE_USAGE);
+  options.base_only = options.move = 0;
+  options.rank = -2;
+  EXPECT_EQ(import(), HOTPLANE_USAGE);
+  options.rank = -1;
+  for (const char** const field : {&options.layers_geometry, &options.mtp_layers}) {
+    const char* const before = *field;
+    *field = "nonsense";
+    EXPECT_EQ(import(), HOTPLANE_USAGE);
+    *field = before;
+  }
+  options.config = cache.c_str();
+  EXPECT_NE(import(), HOTPLANE_OK);
+  options.config = nullptr;
+  options.on_progress = [](void*, const hotplane_progress*) { return 1; };
+  EXPECT_EQ(import(), HOTPLANE_INTERRUPTED);
+  options.struct_bytes -= 1;
+  EXPECT_EQ(import(), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_import_planes_cache(nullptr, store.c_str(), nullptr, nullptr), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_import_planes_cache(cache.c_str(), nullptr, nullptr, nullptr), HOTPLANE_USAGE);
+}
+
 TEST_F(CapiBuildTest, WhatDoesNotFitOrIsMissingEndsInThePlan) {
   hotplane_engine* engine = nullptr;
   hotplane_boot_options options = FromModel();

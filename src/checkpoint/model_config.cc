@@ -12,6 +12,7 @@ namespace hotplane {
 namespace {
 
 constexpr uint32_t kTopKMax = 4096;
+constexpr uint64_t kConfigBytesMax = 16 << 20;
 constexpr uint32_t kBlockSizeMax = 1u << 20;
 
 struct Fields {
@@ -173,6 +174,13 @@ Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& f
   ConfigVisitor visitor;
   HP_TRY(ScanJson(text, {.what = "config.json", .file = file}, visitor));
   return visitor.Config();
+}
+
+Result<ModelConfig> ReadModelConfig(Env& env, const std::string& path) {
+  HP_ASSIGN(const FileStat stat, env.Stat(path));
+  const std::string file = stat.type == FileType::kDirectory ? JoinPath(path, "config.json") : path;
+  HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env, file, kConfigBytesMax));
+  return ParseModelConfig({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file);
 }
 
 }  // namespace hotplane

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "io/env.h"
 
 namespace hotplane {
 
@@ -27,5 +28,7 @@ struct ModelConfig {
 // model's there. Empty `text` (no config.json) gives no fields. kData naming `file` when the text
 // is not a JSON object, or a field that is read is of another type, out of range, or there twice.
 Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& file);
+// Of config.json at `path`, or in that folder.
+Result<ModelConfig> ReadModelConfig(Env& env, const std::string& path);
 
 }  // namespace hotplane

@@ -1,9 +1,6 @@
-#include <filesystem>
-
 #include "base/format_text.h"
 #include "base/number_text.h"
 #include "base/units.h"
-#include "checkpoint/model_config.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "engine/import_planes_cache.h"
@@ -11,30 +8,6 @@
 
 namespace hotplane::cli {
 namespace {
-
-constexpr uint64_t kConfigBytesMax = 16 * kMiB;
-
-// `path`: the file, or the folder that it is in.
-Result<ModelConfig> ReadConfig(const std::string& path) {
-  HP_ASSIGN(const FileStat stat, PosixEnv().Stat(path));
-  const std::string file = stat.type == FileType::kDirectory ? JoinPath(path, "config.json") : path;
-  HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(PosixEnv(), file, kConfigBytesMax));
-  return ParseModelConfig({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file);
-}
-
-// The one must not be written into, or removed from, the other.
-Result<void> CheckApart(const std::string& cache, const std::string& store) {
-  std::error_code error;
-  const auto of_cache = std::filesystem::weakly_canonical(cache, error);
-  const auto of_store = std::filesystem::weakly_canonical(store, error);
-  const auto [a, b] =
-      std::mismatch(of_cache.begin(), of_cache.end(), of_store.begin(), of_store.end());
-  if (!error && a != of_cache.end() && b != of_store.end()) return {};
-  return Fail(Status::Usage("the store and the planes cache lie inside each other")
-                  .File(store)
-                  .Found(cache)
-                  .Advice("name another folder for the store"));
-}
 
 void Print(const Context& context, const PlanesCacheImportReport& report) {
   const Options& options = context.options;
@@ -60,7 +33,7 @@ void Print(const Context& context, const PlanesCacheImportReport& report) {
 
 Result<void> RunImport(const Context& context) {
   const Options& options = context.options;
-  HP_TRY(CheckApart(options.planes_cache, options.path));
+  HP_TRY(CheckCacheApart(options.planes_cache, options.path));
   PlanesCacheImportOptions import;
   import.key_prefix = options.key;
   HP_ASSIGN(import.geometry, ParseLayersGeometry(options.layers_geometry));
@@ -68,7 +41,7 @@ Result<void> RunImport(const Context& context) {
     HP_ASSIGN(import.mtp_layers, ParseLayerNumbers(options.mtp_layers));
   }
   if (!options.config.empty()) {
-    HP_ASSIGN(import.config, ReadConfig(options.config));
+    HP_ASSIGN(import.config, ReadModelConfig(PosixEnv(), options.config));
   }
   import.rank = options.rank;
   import.delta = options.tiers.size() == 2;

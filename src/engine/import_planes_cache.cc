@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -877,6 +878,19 @@ Result<std::vector<uint32_t>> ParseLayerNumbers(std::string_view text) {
   std::vector<uint32_t> numbers;
   for (uint32_t number = *first; number <= *last; ++number) numbers.push_back(number);
   return numbers;
+}
+
+Result<void> CheckCacheApart(const std::string& cache_directory,
+                             const std::string& store_directory) {
+  std::error_code error;
+  const auto cache = std::filesystem::weakly_canonical(cache_directory, error);
+  const auto store = std::filesystem::weakly_canonical(store_directory, error);
+  const auto [a, b] = std::mismatch(cache.begin(), cache.end(), store.begin(), store.end());
+  if (!error && a != cache.end() && b != store.end()) return {};
+  return Fail(Status::Usage("the store and the planes cache lie inside each other")
+                  .File(store_directory)
+                  .Found(cache_directory)
+                  .Advice("name another folder for the store"));
 }
 
 Result<PlanesCacheImportReport> ImportPlanesCache(Env& env, const std::string& cache_directory,

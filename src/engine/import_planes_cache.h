@@ -35,6 +35,11 @@ Result<LayersGeometry> ParseLayersGeometry(std::string_view text);
 // "43" or "43-44", ascending. kUsage.
 Result<std::vector<uint32_t>> ParseLayerNumbers(std::string_view text);
 
+// kUsage when one lies inside the other: neither may be written into, or removed from, as the
+// other.
+Result<void> CheckCacheApart(const std::string& cache_directory,
+                             const std::string& store_directory);
+
 struct PlanesCacheImportOptions {
   std::string key_prefix;  // where the cache holds several models or configurations
   LayersGeometry geometry;

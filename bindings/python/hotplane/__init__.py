@@ -13,11 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 from ._arrays import Part
-from ._engine import Engine, Layer, LayerInfo, Record, Store, boot, build, open
+from ._engine import (Engine, Layer, LayerInfo, Record, Store, boot, build, import_planes_cache,
+                      open)
 from .errors import (CapacityError, DataError, Error, Interrupted, SystemFailure, UsageError)
 
 __all__ = ["CapacityError", "DataError", "Engine", "Error", "Interrupted", "Layer", "LayerInfo",
-           "Part", "Record", "Store", "SystemFailure", "UsageError", "boot", "build", "open"]
+           "Part", "Record", "Store", "SystemFailure", "UsageError", "boot", "build",
+           "import_planes_cache", "open"]
 
 
 def __getattr__(name: str) -> Any:

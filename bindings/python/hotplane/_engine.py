@@ -495,14 +495,16 @@ class Engine(_Opened):
 
 
 class _Build:
-    """One build: its thread, and what it tells."""
+    """One build, or import: its thread, and what it tells."""
 
-    def __init__(self, checkpoint: StrPath, store: StrPath, options: Dict[str, Any]) -> None:
+    def __init__(self, call: str, source: StrPath, store: StrPath, options: Dict[str, Any]) -> None:
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.stop = False
         callback = _library.PROGRESS_CALLBACK(self._progress)
-        self._options = _library.BuildOptions(on_progress=callback, **options)
-        self._arguments = (encode(checkpoint), encode(store), byref(self._options))
+        kind = _library.BuildOptions if call == "build" else _library.ImportOptions
+        self._call = call
+        self._options = kind(on_progress=callback, **options)
+        self._arguments = (encode(source), encode(store), byref(self._options))
         self.thread = threading.Thread(target=self._run, name="hotplane-build", daemon=True)
 
     def _progress(self, _user: Any, progress: Any) -> int:
@@ -513,11 +515,28 @@ class _Build:
     def _run(self) -> None:
         report = c_char_p()
         try:
-            if library().build(*self._arguments, byref(report)) != OK:
+            if getattr(library(), self._call)(*self._arguments, byref(report)) != OK:
                 raise last_error()
             self.events.put(dict(json.loads(text(report.value))))
         except Exception as error:  # raised again by the thread that waits
             self.events.put(error)
+
+    def wait(self, what: str, progress: bool) -> Dict[str, Any]:
+        """The report, or its exception; a KeyboardInterrupt ends it."""
+        display = Display(what, progress)
+        self.thread.start()
+        try:
+            while True:
+                event = self.events.get()
+                if isinstance(event, dict):
+                    return event
+                if isinstance(event, BaseException):
+                    raise event
+                display.show(*event)
+        finally:
+            self.stop = True
+            self.thread.join()
+            display.close()
 
 
 def build(checkpoint: StrPath, store: StrPath, *, layers: Optional[str] = None,
@@ -541,26 +560,43 @@ def build(checkpoint: StrPath, store: StrPath, *, layers: Optional[str] = None,
     before anything is written, SystemFailure."""
     encoding = {} if delta is None else {
         "delta_encoding": word("delta", {k: ENCODINGS[k] for k in ("quintal", "nibble")})(delta)}
-    made = _Build(checkpoint, store, {
+    return _Build("build", checkpoint, store, {
         "layers": encode(layers), "base_only": int(delta is None), **encoding,
         "zero_mode": word("zero_mode", _library.ZERO_MODES)(zero_mode),
         "world": number("world", 32)(world), "workers": number("workers", 32)(workers),
         "batch": number("batch", 32)(batch),
-        "staging_limit_bytes": number("staging_limit_bytes", 64)(staging_limit_bytes)})
-    display = Display("build", progress)
-    made.thread.start()
-    try:
-        while True:
-            event = made.events.get()
-            if isinstance(event, dict):
-                return event
-            if isinstance(event, BaseException):
-                raise event
-            display.show(*event)
-    finally:
-        made.stop = True
-        made.thread.join()
-        display.close()
+        "staging_limit_bytes": number("staging_limit_bytes", 64)(staging_limit_bytes)}).wait(
+            "build", progress)
+
+
+def import_planes_cache(planes_cache: StrPath, store: StrPath, layers_geometry: str, *,
+                        mtp_layers: Optional[str] = None, config: Optional[StrPath] = None,
+                        key: Optional[str] = None, rank: Optional[int] = None,
+                        base_only: bool = False, move: bool = False, workers: int = 0,
+                        progress: bool = False) -> Dict[str, Any]:
+    """Takes the planes that vLLM-MoET cached in `planes_cache` into the store, without their
+    checkpoint; all is checked. What is there stays: run it again to go on. Returns the report, with
+    the keys of `hotplane import --json`.
+
+    layers_geometry  "E,H,I" of the whole layer, a name such as "ds4-flash", or
+                     "0-2:E,H,I;3-43:E,H,I" by the numbers in the file names
+    mtp_layers       their numbers: "43", "43-44"; None: there are none
+    config           the model's config.json or its folder: activation, top-k, and a shape to
+                     compare with; None: silu(gate) * up
+    key              prefix, where the cache has several models or configurations
+    rank             this rank's folder alone; None: all, which must be there
+    base_only        leave the FP4 files where they are
+    move             remove from the cache what the store was proved to have
+    workers          threads; 0: the CPUs this process may use
+    progress         a bar by tqdm where that is installed, else lines on stderr
+
+    KeyboardInterrupt ends it. Errors: UsageError, DataError naming the file, CapacityError before
+    anything is written, SystemFailure."""
+    return _Build("import_planes_cache", planes_cache, store, {
+        "layers_geometry": encode(layers_geometry), "mtp_layers": encode(mtp_layers),
+        "config": encode(config), "key": encode(key),
+        "rank": -1 if rank is None else number("rank", 31)(rank), "base_only": int(base_only),
+        "move": int(move), "workers": number("workers", 32)(workers)}).wait("import", progress)
 
 
 def open(path: StrPath, *, generation: Optional[str] = None, checkpoint: Optional[StrPath] = None,

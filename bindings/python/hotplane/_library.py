@@ -102,6 +102,13 @@ class BuildOptions(Struct):
                 ("on_progress", PROGRESS_CALLBACK), ("user", c_void_p)]
 
 
+class ImportOptions(Struct):
+    _fields_ = [("struct_bytes", c_size_t), ("layers_geometry", c_char_p),
+                ("mtp_layers", c_char_p), ("config", c_char_p), ("key", c_char_p),
+                ("rank", c_int32), ("base_only", c_int), ("move", c_int), ("workers", c_uint32),
+                ("on_progress", PROGRESS_CALLBACK), ("user", c_void_p)]
+
+
 class Store(Struct):
     _fields_ = [("struct_bytes", c_size_t), ("generation", c_char_p), ("directory", c_char_p),
                 ("layer_count", c_uint32), ("top_k", c_uint32), ("rank", c_uint32),
@@ -138,7 +145,8 @@ class Moe(Struct):
 
 # name of hotplane.h: (struct here, its _init)
 STRUCTS = {"error": ErrorFields, "layer": Layer, "boot_options": BootOptions,
-           "progress": Progress, "build_options": BuildOptions, "store": Store,
+           "progress": Progress, "build_options": BuildOptions,
+           "import_options": ImportOptions, "store": Store,
            "layer_info": LayerInfo, "record_view": RecordView, "cache_stats": CacheStats,
            "moe": Moe}
 
@@ -149,6 +157,8 @@ FUNCTIONS = {
     "get_last_error": (c_int, [POINTER(ErrorFields)]),
     "set_log": (None, [LOG_CALLBACK, c_void_p]),
     "build": (c_int, [c_char_p, c_char_p, POINTER(BuildOptions), POINTER(c_char_p)]),
+    "import_planes_cache": (c_int, [c_char_p, c_char_p, POINTER(ImportOptions),
+                                    POINTER(c_char_p)]),
     "open": (c_int, [c_char_p, POINTER(BootOptions), POINTER(c_void_p)]),
     "plan_json": (c_int, [c_void_p, POINTER(c_char_p)]),
     "start": (c_int, [c_void_p]),
