@@ -57,6 +57,22 @@ enum class Precision : uint8_t {
 std::string_view PrecisionName(Precision precision);  // "base", "fp4"
 std::optional<Precision> ParsePrecision(std::string_view name);
 
+// What stands between the two products of an expert.
+enum class ActivationKind : uint8_t {
+  kInvalid = 0,
+  kSiluGated,         // silu(gate) * up
+  kSiluGatedClamped,  // silu(min(gate, limit)) * clamp(up, -limit, limit)
+  // With g = min(gate, limit): (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g)
+  kSwigluOai,
+};
+
+struct Activation {
+  ActivationKind kind = ActivationKind::kSiluGated;
+  double limit = 0;  // of kSiluGatedClamped and kSwigluOai
+  double alpha = 0;  // of kSwigluOai
+  bool operator==(const Activation&) const = default;
+};
+
 // The shape of one MoE layer (of one shard of it).
 struct LayerGeometry {
   uint32_t experts = 0;       // E

@@ -14,21 +14,6 @@
 
 namespace hotplane {
 
-enum class ActivationKind : uint8_t {
-  kInvalid = 0,
-  kSiluGated,         // silu(gate) * up
-  kSiluGatedClamped,  // silu(min(gate, limit)) * clamp(up, -limit, limit)
-  // With g = min(gate, limit): (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g)
-  kSwigluOai,
-};
-
-struct Activation {
-  ActivationKind kind = ActivationKind::kSiluGated;
-  double limit = 0;  // of kSiluGatedClamped and kSwigluOai
-  double alpha = 0;  // of kSwigluOai
-  bool operator==(const Activation&) const = default;
-};
-
 // What a generation's name is the digest of.
 struct Identity {
   Digest128 source_fingerprint{};

@@ -36,7 +36,8 @@
 
 namespace hotplane {
 
-enum class Arithmetic : uint8_t { kInvalid = 0, kFast = 1, kExact = 2 };
+// kBf16 is the arithmetic of GPUs (moe/cuda/cuda_moe.h): MoeForward does not have it.
+enum class Arithmetic : uint8_t { kInvalid = 0, kFast = 1, kExact = 2, kBf16 = 3 };
 
 // Where one expert's parts are: each a plane of the whole matrix (docs/format/planes.md), 64-byte
 // aligned or not. What its precision does not need may be null.

@@ -11,104 +11,22 @@
 #include <string_view>
 #include <vector>
 
-#include "moe/moe_testing.h"
+#include "moe/moe_cases.h"
 #include "moe/reference.h"
 #include "moe/routing.h"
 
 namespace hotplane {
 namespace {
 
-constexpr Activation kSilu = {ActivationKind::kSiluGated, 0, 0};
-constexpr Activation kDeepSeek = {ActivationKind::kSiluGatedClamped, 10, 0};
-constexpr Activation kGptOss = {ActivationKind::kSwigluOai, 7, 1.702};
+using namespace moe_cases;
 
-enum class Mix { kBase, kNibbles, kQuintals, kMixed };
-enum class Ids { kRandom, kOneExpert, kRepeated };
-
-struct Case {
-  const char* name;
-  uint32_t experts, hidden, intermediate;
-  size_t tokens, top_k;
-  Activation activation = kSilu;
-  bool biases = false;
-  Mix mix = Mix::kBase;
-  Ids ids = Ids::kRandom;
-  float amplitude = 1;  // of x
-};
-
-const Case kCases[] = {
-    {"one token", 8, 128, 64, 1, 2},
-    {"one token at FP4", 8, 128, 64, 1, 2, kSilu, false, Mix::kNibbles},
-    {"one token at FP4 from quintals", 8, 128, 64, 1, 2, kSilu, false, Mix::kQuintals},
-    {"both precisions in one call", 8, 128, 64, 9, 4, kSilu, false, Mix::kMixed},
-    {"shapes that are no powers of two", 5, 192, 320, 7, 3, kSilu, false, Mix::kMixed},
-    {"smallest shape", 1, 64, 64, 1, 1},
-    {"many experts, most without tokens", 512, 64, 64, 3, 2, kSilu, false, Mix::kMixed},
-    {"all tokens to one expert", 6, 128, 64, 130, 1, kSilu, false, Mix::kMixed, Ids::kOneExpert},
-    {"an expert twice for a token", 6, 128, 64, 5, 4, kSilu, false, Mix::kMixed, Ids::kRepeated},
-    {"no expert chosen", 4, 64, 64, 2, 0},
-    {"prefill", 8, 128, 128, 100, 3, kSilu, false, Mix::kMixed},
-    {"clamped", 6, 128, 64, 6, 3, kDeepSeek, false, Mix::kMixed, Ids::kRandom, 40},
-    {"gpt-oss", 6, 128, 192, 6, 3, kGptOss, true, Mix::kMixed},
-    {"gpt-oss beyond its clamps", 6, 128, 64, 6, 3, kGptOss, true, Mix::kMixed, Ids::kRandom, 30},
-    {"small activations", 4, 64, 64, 3, 2, kSilu, false, Mix::kMixed, Ids::kRandom, 1e-6f},
-};
-
-const Case& CaseNamed(std::string_view name) {
-  for (const Case& c : kCases)
-    if (c.name == name) return c;
-  ADD_FAILURE() << "no case " << name;
-  return kCases[0];
+std::vector<float> Compute(Problem& problem, const MoeKernels& kernels, WorkerPool& pool) {
+  const Result<void> checked = CheckMoeCall(problem.call);
+  EXPECT_TRUE(checked) << checked.error().ToString();
+  const Result<void> done = MoeForward(problem.call, kernels, pool);
+  EXPECT_TRUE(done) << done.error().ToString();
+  return problem.y;
 }
-
-// A call with all that it points to.
-struct Problem {
-  TestLayer layer;
-  std::vector<ExpertWeights> experts;
-  std::vector<float> x, weights, y;
-  std::vector<int32_t> ids;
-  MoeCall call;
-
-  Problem(const Case& c, uint32_t seed)
-      : layer(TestLayer::Make({c.experts, c.hidden, c.intermediate, c.biases}, seed)) {
-    std::mt19937 random(seed);
-    for (size_t e = 0; e < c.experts; ++e) {
-      const bool fp4 = c.mix == Mix::kMixed ? random() % 2 == 0 : c.mix != Mix::kBase;
-      const bool quintals = c.mix == Mix::kMixed ? random() % 2 == 0 : c.mix == Mix::kQuintals;
-      experts.push_back(layer.Weights(e, fp4 ? Precision::kFp4 : Precision::kBase,
-                                      quintals ? Encoding::kDeltaQuintal : Encoding::kDeltaNibble));
-    }
-    x.resize(c.tokens * c.hidden);
-    for (float& v : x) v = c.amplitude * std::normal_distribution<float>()(random);
-    for (size_t i = 0; i < c.tokens * c.top_k; ++i) {
-      ids.push_back(c.ids == Ids::kOneExpert  ? static_cast<int32_t>(c.experts / 2)
-                    : c.ids == Ids::kRepeated ? static_cast<int32_t>(i / 2 % c.experts)
-                                              : static_cast<int32_t>(random() % c.experts));
-      weights.push_back(std::uniform_real_distribution<float>(-1, 1)(random));
-    }
-    // Filled, so that what is not written is seen.
-    y.assign(c.tokens * c.hidden, 12345.0f);
-    call.geometry = layer.geometry;
-    call.activation = c.activation;
-    call.arithmetic = Arithmetic::kExact;
-    call.token_count = c.tokens;
-    call.top_k = c.top_k;
-    call.x = x.data();
-    call.ids = ids.data();
-    call.weights = weights.data();
-    call.y = y.data();
-    call.experts = experts;
-  }
-  Problem(const Problem&) = delete;
-
-  std::vector<float> Run(const MoeKernels& kernels, WorkerPool& pool) {
-    const Result<void> checked = CheckMoeCall(call);
-    EXPECT_TRUE(checked) << checked.error().ToString();
-    const Result<void> done = MoeForward(call, kernels, pool);
-    EXPECT_TRUE(done) << done.error().ToString();
-    return y;
-  }
-};
 
 TEST(MoeForward, EveryVariantIsWithinTheBoundOfFloat64) {
   WorkerPool pool(2);
@@ -118,7 +36,7 @@ TEST(MoeForward, EveryVariantIsWithinTheBoundOfFloat64) {
       problem.call.arithmetic = arithmetic;
       const MoeReference reference = ReferenceMoe(problem.call);
       for (const MoeKernels* kernels : AvailableMoeKernels()) {
-        const std::vector<float> y = problem.Run(*kernels, pool);
+        const std::vector<float> y = Compute(problem, *kernels, pool);
         for (size_t i = 0; i < y.size(); ++i)
           ASSERT_LE(std::fabs(double{y[i]} - reference.y[i]), reference.bound[i])
               << c.name << ", " << kernels->name << ", "
@@ -138,7 +56,7 @@ TEST(MoeForward, TheErrorIsSmallBesideTheResult) {
     Problem problem(CaseNamed("prefill"), 7);
     problem.call.arithmetic = arithmetic;
     const MoeReference reference = ReferenceMoe(problem.call);
-    const std::vector<float> y = problem.Run(*AvailableMoeKernels().front(), pool);
+    const std::vector<float> y = Compute(problem, *AvailableMoeKernels().front(), pool);
     double errors = 0, squares = 0;
     for (size_t i = 0; i < y.size(); ++i) {
       errors += std::pow(double{y[i]} - reference.y[i], 2);
@@ -155,11 +73,11 @@ TEST(MoeForward, IsTheSameForEveryVariantThreadCountAndRun) {
     Problem problem(CaseNamed("prefill"), 3);
     problem.call.arithmetic = arithmetic;
     WorkerPool one(1);
-    const std::vector<float> expected = problem.Run(*AvailableMoeKernels().front(), one);
+    const std::vector<float> expected = Compute(problem, *AvailableMoeKernels().front(), one);
     for (const size_t workers : {1, 2, 3, 7}) {
       WorkerPool pool(workers);
       for (const MoeKernels* kernels : AvailableMoeKernels())
-        EXPECT_EQ(problem.Run(*kernels, pool), expected) << kernels->name << ", " << workers;
+        EXPECT_EQ(Compute(problem, *kernels, pool), expected) << kernels->name << ", " << workers;
     }
   }
 }
@@ -170,7 +88,7 @@ TEST(MoeForward, ATokenGivesTheSameAloneAndAmongOthers) {
     problem.call.arithmetic = arithmetic;
     WorkerPool pool(2);
     const MoeKernels& kernels = *AvailableMoeKernels().front();
-    const std::vector<float> all = problem.Run(kernels, pool);
+    const std::vector<float> all = Compute(problem, kernels, pool);
     const size_t width = problem.call.geometry.hidden;
     for (const size_t token : {size_t{0}, size_t{42}, problem.call.token_count - 1}) {
       MoeCall alone = problem.call;
@@ -196,7 +114,7 @@ TEST(MoeForward, Fp4IsTheSameToTheBitFromNibblesAndFromQuintals) {
       c.mix = mix;
       Problem problem(c, 5);
       problem.call.arithmetic = arithmetic;
-      results.push_back(problem.Run(*AvailableMoeKernels().front(), pool));
+      results.push_back(Compute(problem, *AvailableMoeKernels().front(), pool));
     }
     EXPECT_EQ(results[0], results[1]);
   }
@@ -217,7 +135,7 @@ RC_GTEST_PROP(MoeForward, AnyShapeIsWithinTheBound, ()) {
   const MoeReference reference = ReferenceMoe(problem.call);
   WorkerPool pool(2);
   for (const MoeKernels* kernels : AvailableMoeKernels()) {
-    const std::vector<float> y = problem.Run(*kernels, pool);
+    const std::vector<float> y = Compute(problem, *kernels, pool);
     for (size_t i = 0; i < y.size(); ++i)
       RC_ASSERT(std::fabs(double{y[i]} - reference.y[i]) <= reference.bound[i]);
   }
@@ -231,7 +149,7 @@ TEST(MoeForward, OverflowIsSeenInTheResult) {
       Problem problem(CaseNamed("one token"), 6);
       problem.call.arithmetic = arithmetic;
       for (float& x : problem.x) x *= 1e37f;
-      const std::vector<float> y = problem.Run(*kernels, pool);
+      const std::vector<float> y = Compute(problem, *kernels, pool);
       for (const float v : y) ASSERT_FALSE(std::isfinite(v)) << kernels->name;
     }
   }

@@ -7,6 +7,12 @@
 //  * The same, fast: a is replaced by q*s with |a - q*s| <= s/2 * (1 + 2^-12), s = amax/127 of its
 //    block of 32; integer sums, below 2^24, are exact; the sum passes K/32 multiply-adds and s one
 //    rounding:  sum|w|*s/2*(1+2^-12) + gamma(2 + K/32) * sum|w|(|a| + s).
+//  * The same, bf16. FP4: tensor cores add 16 exact products and the sum so far by aligning them to
+//    the largest and cutting off what is 2^-23 of it or less: at most 17 * 2^-23 of sum|w||a| for
+//    each multiply, K/16 multiplies; then K/32 multiply-adds with scales. Products of units of
+//    2^-126 with activations times 2^64 may underflow: 2^-87 of the scale. Base: activations become
+//    16-bit integers, a step is 1/32512 of the block's largest, and none where that is below
+//    2^-100; then as fast. act is rounded to bfloat16, y too: 2^-8 each.
 //  * An error d of the input passes on as sum|w|*d. A bias is one more rounding.
 //  * act(g, u): silu and g*sigmoid(alpha*g) have slopes of at most 1.1, clamps of at most 1, so
 //    |d act| <= 1.1*dg*(|u| + du) + |silu(g)|*du, with u + 1 for u in swiglu of gpt-oss. Computing
@@ -54,6 +60,9 @@ double NibbleValue(unsigned nibble) {
   return (nibble & 8) != 0 ? -kMagnitudes[nibble & 7] : kMagnitudes[nibble & 7];
 }
 
+// What rounding to bfloat16 changes at most.
+double Bf16Error(double magnitude) { return 0x1p-8 * magnitude + 0x1p-134; }
+
 struct Value {
   double value = 0;
   double error = 0;
@@ -62,7 +71,10 @@ struct Value {
 class Expert {
  public:
   Expert(const MoeCall& call, const ExpertWeights& weights)
-      : call_(call), weights_(weights), fast_(call.arithmetic == Arithmetic::kFast) {}
+      : call_(call),
+        weights_(weights),
+        fast_(call.arithmetic == Arithmetic::kFast),
+        bf16_(call.arithmetic == Arithmetic::kBf16) {}
 
   double Weight(bool w13, size_t n, size_t k) const {
     const size_t columns = w13 ? call_.geometry.k13() : call_.geometry.k2();
@@ -75,6 +87,11 @@ class Expert {
     return QuintalWeight(codes, fp, scales, columns, n, k);
   }
 
+  double ScaleAt(bool w13, size_t n, size_t k) const {
+    return Scale(w13 ? weights_.sc13 : weights_.sc2,
+                 w13 ? call_.geometry.k13() : call_.geometry.k2(), n, k);
+  }
+
   std::vector<Value> Multiply(bool w13, const std::vector<Value>& in) const {
     const std::vector<double> steps = Steps(in);
     const size_t rows = w13 ? call_.geometry.n13() : call_.geometry.n2();
@@ -83,7 +100,7 @@ class Expert {
                                                    : weights_.bias2;
     std::vector<Value> out(rows);
     for (size_t n = 0; n < rows; ++n) {
-      double magnitude = 0, passed = 0, quantized = 0, stepped = 0;
+      double magnitude = 0, passed = 0, quantized = 0, stepped = 0, scaled = 0;
       for (size_t k = 0; k < in.size(); ++k) {
         const double w = Weight(w13, n, k);
         out[n].value += w * in[k].value;
@@ -91,10 +108,13 @@ class Expert {
         passed += std::fabs(w) * in[k].error;
         quantized += std::fabs(w) * steps[k / 32] / 2 * (1 + 0x1p-12);
         stepped += std::fabs(w) * steps[k / 32];
+        if (bf16_) scaled += ScaleAt(w13, n, k);
       }
       const double blocks = static_cast<double>(in.size()) / 32;
-      const double rounded = fast_ ? quantized + Gamma(2 + blocks) * (magnitude + stepped)
-                                   : Gamma(17 + blocks) * magnitude;
+      const double rounded = fast_   ? quantized + Gamma(2 + blocks) * (magnitude + stepped)
+                             : bf16_ ? (34 * blocks * 0x1p-23 + Gamma(3 + blocks)) * magnitude +
+                                           quantized / 256 + scaled * 4 * (0x1p-87 + 0x1p-100)
+                                     : Gamma(17 + blocks) * magnitude;
       out[n].error = passed + rounded + static_cast<double>(in.size()) * kUnderflow;
       if (bias == nullptr) continue;
       float b;
@@ -108,7 +128,10 @@ class Expert {
   std::vector<Value> Activate(const std::vector<Value>& gate_up) const {
     const size_t count = call_.geometry.intermediate;
     std::vector<Value> out(count);
-    for (size_t i = 0; i < count; ++i) out[i] = Activate(gate_up[i], gate_up[count + i]);
+    for (size_t i = 0; i < count; ++i) {
+      out[i] = Activate(gate_up[i], gate_up[count + i]);
+      if (bf16_) out[i].error += Bf16Error(std::fabs(out[i].value) + out[i].error);
+    }
     return out;
   }
 
@@ -142,6 +165,7 @@ class Expert {
   const MoeCall& call_;
   const ExpertWeights& weights_;
   bool fast_;
+  bool bf16_;
 };
 
 }  // namespace
@@ -202,8 +226,10 @@ MoeReference ReferenceMoe(const MoeCall& call) {
       }
     }
     const auto slots = static_cast<double>(call.top_k);
-    for (size_t n = 0; n < width; ++n)
+    for (size_t n = 0; n < width; ++n) {
       bound[n] += Gamma(slots + 1) * magnitudes[n] + (slots + 1) * kUnderflow;
+      if (call.arithmetic == Arithmetic::kBf16) bound[n] += Bf16Error(std::fabs(y[n]) + bound[n]);
+    }
   }
   return reference;
 }

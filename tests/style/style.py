@@ -30,7 +30,7 @@ LAYERS = {
     "device": {"base", "format"},
     "checkpoint": {"base", "io", "format"},
     "quant": {"base", "format"},
-    "moe": {"base", "format", "quant"},
+    "moe": {"base", "format", "quant", "device"},
     "store": {"base", "io", "format"},
     "boot": BELOW_BOOT,
     "engine": BELOW_BOOT | {"moe", "boot"},

@@ -56,7 +56,9 @@ namespace hotplane {
   X(cuModuleLoadData)              \
   X(cuModuleUnload)                \
   X(cuModuleGetFunction)           \
-  X(cuLaunchKernel)
+  X(cuFuncSetAttribute)            \
+  X(cuLaunchKernel)                \
+  X(cuLaunchKernelEx)
 
 struct CudaDriver {
 #define HP_CUDA_FIELD(name) decltype(&::name) name = nullptr;

@@ -444,6 +444,19 @@ CUresult LaunchKernel(CUfunction function, unsigned blocks, unsigned, unsigned, 
   return CUDA_SUCCESS;
 }
 
+CUresult FuncSetAttribute(CUfunction, CUfunction_attribute, int) {
+  FAKE_ENTER("cuFuncSetAttribute");
+  return CUDA_SUCCESS;
+}
+
+CUresult LaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,
+                        void**) {
+  FAKE_ENTER("cuLaunchKernelEx");
+  Queue(config->hStream,
+        reinterpret_cast<const FakeKernel*>(function)->work(config->gridDimX, arguments));
+  return CUDA_SUCCESS;
+}
+
 const std::map<std::string, void*>& Table() {
 #define FAKE_ENTRY(name, function) \
   { name, reinterpret_cast<void*>(&function) }
@@ -491,7 +504,9 @@ const std::map<std::string, void*>& Table() {
       FAKE_ENTRY("cuModuleLoadData", ModuleLoadData),
       FAKE_ENTRY("cuModuleUnload", ModuleUnload),
       FAKE_ENTRY("cuModuleGetFunction", ModuleGetFunction),
+      FAKE_ENTRY("cuFuncSetAttribute", FuncSetAttribute),
       FAKE_ENTRY("cuLaunchKernel", LaunchKernel),
+      FAKE_ENTRY("cuLaunchKernelEx", LaunchKernelEx),
   };
 #undef FAKE_ENTRY
   return *table;

@@ -1,0 +1,17 @@
+# cmake -DREPORT=<file> -P RunWithReport.cmake -- <command>: runs it and keeps what it says in the
+# file; says it here too when it fails.
+set(command "")
+set(after FALSE)
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE ${last})
+  if(after)
+    list(APPEND command "${CMAKE_ARGV${i}}")
+  elseif(CMAKE_ARGV${i} STREQUAL "--")
+    set(after TRUE)
+  endif()
+endforeach()
+execute_process(COMMAND ${command} RESULT_VARIABLE result OUTPUT_VARIABLE said ERROR_VARIABLE said)
+file(WRITE ${REPORT} "${said}")
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "${said}")
+endif()

@@ -1,0 +1,89 @@
+// The operator of a MoE layer on a GPU (moe/moe.h says what it computes), straight from the planes
+// in device memory. Activations are bfloat16 in and out and between the two products; weights are
+// exact, sums float32. At the base tier activations enter the products as 16-bit integers with a
+// scale for each 32 of them, at most 1/65024 of the largest is lost; at FP4 as bfloat16, up to 2^63
+// in magnitude. reference.cc derives the bound.
+//
+// All of a call happens on the device and on one stream, without a wait of the host: it can be
+// captured in a graph. The same call gives the same bits every time.
+#pragma once
+
+#include <memory>
+
+#include "base/status.h"
+#include "device/cuda/driver.h"
+#include "format/kinds.h"
+#include "moe/cuda/moe_args.h"
+
+namespace hotplane {
+
+// Arrays in device memory, row-major and contiguous, 16-byte aligned. None may overlap y.
+struct CudaMoeCall {
+  LayerGeometry geometry;  // E, H, I, biases
+  Activation activation;
+  uint32_t token_count = 0;                     // T
+  uint32_t top_k = 0;                           // k
+  const moe_cuda::ExpertSlot* slots = nullptr;  // [E]
+  const uint8_t* wanted = nullptr;              // [E], a moe_cuda::Wanted each; null: wanted_of_all
+  uint8_t wanted_of_all = moe_cuda::kWantBase;
+  const uint16_t* x = nullptr;     // [T, H] bfloat16
+  const int32_t* ids = nullptr;    // [T, k]
+  const float* weights = nullptr;  // [T, k]
+  uint16_t* y = nullptr;           // [T, H] bfloat16
+  // Of WorkspaceBytes; one call at a time uses it. Its first kWorkspaceZeros bytes are zeros before
+  // the first call and belong to the operator from then on.
+  std::byte* workspace = nullptr;
+  uint64_t workspace_bytes = 0;
+  // Left alone, or told what could not be computed: an id that is no expert, an expert without the
+  // parts that were asked for. The rows of y concerned are then NaN.
+  moe_cuda::Refusal* refusal = nullptr;
+};
+
+// The kernels of one GPU, loaded. Thread-safe; the context outlives it.
+class CudaMoe {
+ public:
+  // The context is current. Null where this build has no kernels for this GPU.
+  static Result<std::unique_ptr<CudaMoe>> Load(const CudaDriver& driver, CUcontext context,
+                                               CUdevice device);
+  ~CudaMoe();
+  CudaMoe(const CudaMoe&) = delete;
+  CudaMoe& operator=(const CudaMoe&) = delete;
+
+  static constexpr uint64_t kWorkspaceZeros = 256;
+  static uint64_t WorkspaceBytes(const LayerGeometry& geometry, uint32_t tokens, uint32_t top_k);
+
+  // Enqueues the call; the context is current. kUsage for a null or misaligned array, a workspace
+  // that is too small, or a shape that cannot be.
+  Result<void> Forward(const CudaMoeCall& call, CUstream stream) const;
+
+ private:
+  CudaMoe(const CudaDriver& driver, CUcontext context) : driver_(driver), context_(context) {}
+
+  struct Launch {
+    CUfunction kernel = nullptr;
+    uint32_t blocks = 1;
+    uint32_t threads = 0;
+    uint32_t shared_bytes = 0;
+    bool all_resident = false;  // its blocks wait for each other
+  };
+  Result<void> Enqueue(const Launch& launch, CUstream stream, void** arguments) const;
+  Result<void> Decode(moe_cuda::MoeArgs args, CUstream stream) const;
+  Result<void> LoadDecode();
+  // How many blocks decode a layer whose wider side is k, and what they get.
+  struct DecodeShape {
+    uint32_t blocks = 0;
+    uint32_t slice_tokens = 0;
+    uint32_t shared_bytes = 0;
+  };
+  Result<DecodeShape> ShapeFor(uint32_t k) const;
+
+  const CudaDriver& driver_;
+  const CUcontext context_;
+  uint32_t multiprocessors_ = 0;
+  uint32_t shared_per_block_ = 0;
+  uint32_t shared_per_multiprocessor_ = 0;
+  CUmodule decode_module_ = nullptr;
+  CUfunction decode_ = nullptr;
+};
+
+}  // namespace hotplane

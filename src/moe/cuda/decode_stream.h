@@ -1,0 +1,205 @@
+// How the weights of a decode reach the multiprocessors: each warp keeps a ring of chunks on their
+// way from device to shared memory, ahead of its products.
+#pragma once
+
+#include "format/tsym4.h"
+#include "moe/cuda/ptx.h"
+#include "moe/cuda/routed.h"
+
+namespace hotplane::moe_cuda {
+
+// A chunk: two strips of 16 rows (gate and up, or neighbours of down) by kTiles tiles, as they lie
+// in a stage of a warp's ring.
+template <uint32_t kTier>
+struct Chunk;
+template <>
+struct Chunk<kTierBase> {
+  static constexpr uint32_t kTiles = 4;
+  static constexpr uint32_t kStrip = kTiles * kTileCodeBytes;
+  static constexpr uint32_t kScales = 2 * kStrip;
+};
+template <>
+struct Chunk<kTierNibbles> {
+  static constexpr uint32_t kTiles = 2;
+  static constexpr uint32_t kStrip = kTiles * kTileNibbleBytes;
+  static constexpr uint32_t kScales = 2 * kStrip;
+};
+template <>
+struct Chunk<kTierQuintals> {
+  static constexpr uint32_t kTiles = 2;
+  static constexpr uint32_t kFine = kTiles * kTileCodeBytes;  // after the codes of the strip
+  static constexpr uint32_t kStrip = kFine + kTiles * kTileQuintalBytes;
+  static constexpr uint32_t kScales = 2 * kStrip;
+};
+static_assert(Chunk<kTierBase>::kScales + 8 * kTileScaleBytes <= kDecodeStageBytes);
+static_assert(Chunk<kTierNibbles>::kScales + 4 * kTileScaleBytes <= kDecodeStageBytes);
+static_assert(Chunk<kTierQuintals>::kScales + 4 * kTileScaleBytes <= kDecodeStageBytes);
+
+__device__ __forceinline__ uint32_t TilesOfChunk(uint32_t tier) {
+  return tier == kTierBase ? 4 : 2;
+}
+
+// One of the two products of a call. A block has consecutive items of it, so that it stages the
+// activations of few slices; the chunks of an item are numbered along k.
+struct Work {
+  const Share* share;
+  bool gate_up;
+  uint32_t pairs;         // of strips, of a slice
+  uint32_t second_strip;  // strips of a pair p: p and p + second_strip, or 2p and 2p + 1 where 0
+  uint32_t tiles;         // of a strip
+  uint32_t first_slice;   // of the block
+
+  __device__ const Matrix& MatrixOf(uint32_t slice) const {
+    return share->matrices[slice - first_slice];
+  }
+};
+
+// The part of one slice that a block has: its warps share the chunks out among them, in order, so
+// that an item may begin in one warp and end in another.
+struct Segment {
+  uint32_t slice;
+  uint32_t first_pair;
+  uint32_t pair_count;
+  uint32_t item_chunks;
+
+  // The segment that begins with item `begin` of the block.
+  __device__ Segment(const Work& work, uint32_t begin) {
+    slice = begin / work.pairs;
+    first_pair = begin - slice * work.pairs;
+    pair_count = min(work.share->end - begin, work.pairs - first_pair);
+    const uint32_t tier = work.MatrixOf(slice).tier;
+    const uint32_t tiles = TilesOfChunk(tier);
+    item_chunks = tier == kTierMissing ? 0 : (work.tiles + tiles - 1) / tiles;
+  }
+  // Chunks of the segment before those of `warp`.
+  __device__ uint32_t Before(uint32_t warp) const {
+    return pair_count * item_chunks * warp / kDecodeWarps;
+  }
+};
+
+// Issues the copies of a warp's chunks, segment by segment.
+class Producer {
+ public:
+  __device__ Producer(uint32_t ring, uint32_t warp, uint32_t lane)
+      : ring_(ring + 16 * lane), warp_(warp), lane_(lane) {}
+
+  // Nothing is on its way.
+  __device__ void Begin(const Work& work) {
+    stage_ = 0;
+    chunks_ = 0;
+    next_ = work.share->begin;
+  }
+
+  // The next chunk on its way, or nothing after the last; a group of copies in both cases.
+  __device__ void Issue(const Work& work) {
+    if (chunks_ == 0) Enter(work);
+    if (chunks_ != 0) {
+      --chunks_;
+      const bool ends_strip = left_ <= chunk_bytes_;
+      const uint32_t bytes = ends_strip ? left_ : chunk_bytes_;
+      Copy(ring_ + stage_, bytes);
+      const uint32_t step = ends_strip ? bytes + to_next_ : bytes;
+      coarse_ += step;
+      scales_ += step >> scale_shift_;
+      if (quintals_) fine_ += step / 4 * 5;
+      left_ = ends_strip ? strip_ : left_ - bytes;
+    }
+    ptx::CommitCopies();
+    stage_ += kDecodeStageBytes;
+    if (stage_ == kDecodeStages * kDecodeStageBytes) stage_ = 0;
+  }
+
+ private:
+  // The next segment that has chunks for this warp, if there is one.
+  __device__ void Enter(const Work& work) {
+    while (chunks_ == 0 && next_ < work.share->end) {
+      const Segment segment(work, next_);
+      next_ += segment.pair_count;
+      chunks_ = segment.Before(warp_ + 1) - segment.Before(warp_);
+      if (chunks_ != 0) Aim(work, segment);
+    }
+  }
+
+  __device__ void Aim(const Work& work, const Segment& segment) {
+    const Matrix& matrix = work.MatrixOf(segment.slice);
+    const bool nibbles = matrix.tier == kTierNibbles;
+    quintals_ = matrix.tier == kTierQuintals;
+    const uint32_t begin = segment.Before(warp_);
+    const uint32_t item = begin / segment.item_chunks;
+    const uint32_t chunk_tiles = TilesOfChunk(matrix.tier);
+    const uint32_t first = (begin - item * segment.item_chunks) * chunk_tiles;
+    const bool in_turn = work.second_strip == 0;
+    const uint32_t pair = segment.first_pair + item;
+    const uint64_t tile = uint64_t{in_turn ? 2 * pair : pair} * work.tiles + first;
+    const uint32_t tile_bytes = nibbles ? kTileNibbleBytes : kTileCodeBytes;
+    chunk_bytes_ = chunk_tiles * tile_bytes;
+    strip_ = work.tiles * tile_bytes;
+    left_ = strip_ - first * tile_bytes;
+    to_second_ = (in_turn ? 1 : work.second_strip) * strip_;
+    to_next_ = in_turn ? strip_ : 0;
+    scale_shift_ = nibbles ? 4 : 3;
+    coarse_ = (nibbles ? matrix.fine : matrix.codes) + tile * tile_bytes + 16 * lane_;
+    fine_ = matrix.fine + tile * kTileQuintalBytes + 16 * lane_;
+    // The scales of both strips are copied by one instruction.
+    const uint32_t scale_bytes = chunk_tiles * kTileScaleBytes;
+    const uint32_t second = lane_ >= scale_bytes / 16 ? 1 : 0;
+    scale_at_ = lane_ < 2 * scale_bytes / 16 ? 16 * lane_ - second * scale_bytes : kNoScales;
+    scales_ = matrix.scales + tile * kTileScaleBytes + (second * to_second_ >> scale_shift_) +
+              (16 * lane_ - second * scale_bytes);
+  }
+
+  // `bytes` of each strip.
+  __device__ void Copy(uint32_t to, uint32_t bytes) const {
+    const uint8_t* const second = coarse_ + to_second_;
+    const uint32_t strip = quintals_ ? Chunk<kTierQuintals>::kStrip : Chunk<kTierBase>::kStrip;
+    if (16 * lane_ < bytes) {
+      ptx::CopyAsync16(to, coarse_);
+      ptx::CopyAsync16(to + strip, second);
+    }
+    if (16 * lane_ + 512 < bytes) {
+      ptx::CopyAsync16(to + 512, coarse_ + 512);
+      ptx::CopyAsync16(to + strip + 512, second + 512);
+    }
+    if (quintals_) CopyQuintals(to + Chunk<kTierQuintals>::kFine, bytes / 4 * 5);
+    // Beyond the end zeros: a scale that is infinite would turn the zeros there into NaN.
+    if (scale_at_ != kNoScales)
+      ptx::CopyAsync16OrZeros(to + 2 * strip, scales_, scale_at_ < bytes >> scale_shift_);
+  }
+
+  __device__ void CopyQuintals(uint32_t to, uint32_t bytes) const {
+    const uint8_t* const second = fine_ + to_second_ / 4 * 5;
+    constexpr uint32_t kStrip = Chunk<kTierQuintals>::kStrip;
+#pragma unroll
+    for (uint32_t first = 0; first < Chunk<kTierQuintals>::kTiles * kTileQuintalBytes;
+         first += 512) {
+      if (first + 16 * lane_ >= bytes) break;
+      ptx::CopyAsync16(to + first, fine_ + first);
+      ptx::CopyAsync16(to + kStrip + first, second + first);
+    }
+  }
+
+  static constexpr uint32_t kNoScales = 0xFFFFFFFFu;
+
+  const uint32_t ring_;
+  const uint32_t warp_;
+  const uint32_t lane_;
+  uint32_t stage_;   // in bytes
+  uint32_t next_;    // item, the first of the next segment
+  uint32_t chunks_;  // of the segment, still to be issued
+  bool quintals_;
+  // What follows counts bytes of codes or nibbles; quintals and scales go in proportion.
+  uint32_t chunk_bytes_;  // of a strip
+  uint32_t strip_;
+  uint32_t left_;         // of the strip, from the next chunk on
+  uint32_t to_second_;    // from the first strip of a pair to the second
+  uint32_t to_next_;      // from the end of a first strip to the next first one
+  uint32_t scale_shift_;  // bytes >> scale_shift_ are those of the scales
+  uint32_t scale_at_;     // in a strip's scales of a chunk, of this lane's copy
+  const uint8_t* coarse_;
+  const uint8_t* fine_;
+  const uint8_t* scales_;
+};
+static_assert(Chunk<kTierNibbles>::kStrip == Chunk<kTierBase>::kStrip);
+static_assert(Chunk<kTierQuintals>::kScales == 2 * Chunk<kTierQuintals>::kStrip);
+
+}  // namespace hotplane::moe_cuda

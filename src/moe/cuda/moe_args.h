@@ -1,0 +1,91 @@
+// What the kernels of the operator are launched with; one source for kernel and host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hotplane::moe_cuda {
+
+// Where one expert's parts are, as the device reads them at every launch: pools of experts change
+// this table and nothing else. Device memory, or host memory that is mapped into the device. Parts
+// are planes of whole matrices (docs/format/planes.md), 16-byte aligned; null: not there.
+struct ExpertSlot {
+  const uint8_t* planes13;
+  const uint8_t* sc13;
+  const uint8_t* planes2;
+  const uint8_t* sc2;
+  const uint8_t* fp13;  // with fp_quintals: quintals, which need the codes as well
+  const uint8_t* fp2;
+  const float* bias13;  // [2I] and [H]; of layers with biases
+  const float* bias2;
+  uint32_t fp_quintals;
+  uint32_t reserved;
+};
+static_assert(sizeof(ExpertSlot) == 72);
+
+// What a call asks for, by expert or for all.
+enum Wanted : uint8_t { kWantBase = 1, kWantFp4 = 2, kWantFp4OrBase = 3 };
+
+// Written once by the device when it could not compute what was asked; the rows concerned are NaN.
+struct Refusal {
+  uint32_t kind;  // 0: none
+  uint32_t expert;
+};
+enum RefusalKind : uint32_t { kRefusedId = 1, kRefusedExpert = 2 };
+
+// All zeros before the first call, then left to the calls.
+struct GridBarrier {
+  uint32_t arrived;
+  uint32_t round;
+};
+
+// Assignments (token, slot) are numbered token * top_k + slot.
+struct MoeArgs {
+  const ExpertSlot* slots;  // [experts]
+  const uint8_t* wanted;    // [experts]; null: wanted_of_all
+  const uint16_t* x;        // [tokens, hidden] bfloat16
+  const int32_t* ids;       // [tokens, top_k]
+  const float* weights;     // [tokens, top_k]
+  uint16_t* y;              // [tokens, hidden] bfloat16
+  uint16_t* inner;          // [tokens * top_k, intermediate] bfloat16: act, by assignment
+  float* results;           // [tokens * top_k, hidden]: by assignment
+  Refusal* refusal;
+  GridBarrier* barrier;
+  uint32_t experts, hidden, intermediate;
+  uint32_t tokens, top_k;
+  uint32_t wanted_of_all;
+  uint32_t activation;  // an ActivationKind
+  float limit, alpha;
+  uint32_t biases;
+};
+
+// Of decode alone.
+struct DecodeArgs {
+  uint32_t slice_tokens;  // assignments of an expert that are computed at once
+};
+
+inline constexpr unsigned kDecodeAssignmentsMax = 256;
+inline constexpr unsigned kDecodeExpertsMax = 1024;
+inline constexpr unsigned kDecodeWarps = 8;
+inline constexpr unsigned kDecodeThreads = kDecodeWarps * 32;
+inline constexpr unsigned kDecodeBlocksPerSm = 2;
+// Of each warp, in shared memory: what is on its way from device memory.
+inline constexpr unsigned kDecodeStages = 3;
+inline constexpr unsigned kDecodeStageBytes = 2432;
+inline constexpr unsigned kDecodeRingBytes = kDecodeWarps * kDecodeStages * kDecodeStageBytes;
+inline constexpr unsigned kDecodeSliceTokensMax = 4;
+// Slices that one block has to do with: those of its share of the items of a product.
+inline constexpr unsigned kDecodeOwnSlicesMax = 24;
+// With fewer a block might have more slices: costs differ by up to 3.5 (CostOf in routed.h).
+inline constexpr unsigned kDecodeBlocksMin = 40;
+// Beside what is staged.
+inline constexpr unsigned kDecodeFixedBytes = kDecodeRingBytes + 20992;
+// Activations of a slice of `tokens` tokens: two bytes each, at least two tokens, whole chunks of 8
+// blocks of 32; and a float32 for each block and token.
+constexpr unsigned StagedBytes(unsigned k, unsigned tokens) {
+  const unsigned blocks = (k + 255) / 256 * 8;
+  const unsigned padded = tokens <= 2 ? 2 : 4;
+  return blocks * (32 * padded * 2 + padded * 4);
+}
+
+}  // namespace hotplane::moe_cuda

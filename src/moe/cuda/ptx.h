@@ -1,0 +1,95 @@
+// One function for each instruction that CUDA C++ has no name for, or no good one.
+#pragma once
+
+#include <cstdint>
+
+namespace hotplane::ptx {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes from global to shared memory, past the first-level cache.
+__device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(shared), "l"(global)
+               : "memory");
+}
+// The same; 16 zeros unless `there`.
+__device__ __forceinline__ void CopyAsync16OrZeros(uint32_t shared, const void* global,
+                                                   bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared),
+               "l"(global), "r"(there ? 16u : 0u)
+               : "memory");
+}
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+// Until at most kPending of this thread's groups are under way.
+template <int kPending>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+__device__ __forceinline__ void Prefetch(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(global));
+}
+
+__device__ __forceinline__ uint32_t Max(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.u32 %0, %1, %2;\n" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+// Byte i of the result is the byte of {b, a} that nibble i of `selector` names.
+__device__ __forceinline__ uint32_t Permute(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;\n" : "=r"(result) : "r"(a), "r"(b), "r"(selector));
+  return result;
+}
+
+// (a & mask_a) | (b & mask_b) where the masks share no bit.
+template <uint32_t kMaskA, uint32_t kMaskB>
+__device__ __forceinline__ uint32_t Merge(uint32_t a, uint32_t b) {
+  return (a & kMaskA) | (b & kMaskB);
+}
+
+// d += a b: a [16, 16], b [16, 8] bfloat16, d [16, 8] float32, in the layouts of the PTX manual.
+__device__ __forceinline__ void MultiplyBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// d += a b: a [16, 32], b [32, 8] signed bytes, d [16, 8] int32.
+__device__ __forceinline__ void MultiplyBytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                              uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};\n"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void NamedBarrier(uint32_t id, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint32_t AddAcquireRelease(uint32_t* at, uint32_t by) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;\n"
+               : "=r"(before)
+               : "l"(at), "r"(by)
+               : "memory");
+  return before;
+}
+__device__ __forceinline__ void StoreRelease(uint32_t* at, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;\n" ::"l"(at), "r"(value) : "memory");
+}
+
+}  // namespace hotplane::ptx

@@ -1,0 +1,240 @@
+// Who computes what in a call of few assignments: every block finds out for itself.
+#pragma once
+
+#include "moe/cuda/moe_args.h"
+
+namespace hotplane::moe_cuda {
+
+inline constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+
+// Some assignments of one expert.
+struct Slice {
+  uint16_t expert;
+  uint16_t begin;  // in `order`
+  uint16_t count;
+};
+
+// One of the two matrices of a slice's expert.
+struct Matrix {
+  const uint8_t* codes;
+  const uint8_t* scales;
+  const uint8_t* fine;  // nibbles or quintals
+  const float* bias;    // null: none
+  uint32_t tier;
+};
+
+// The items of a product that a block has; an item is a slice and a pair of strips, numbered slice
+// by slice.
+struct Share {
+  uint32_t begin, end;
+  Matrix matrices[kDecodeOwnSlicesMax];  // of the slices from begin's on
+};
+
+struct Routed {
+  Slice slices[kDecodeAssignmentsMax];
+  uint16_t order[kDecodeAssignmentsMax];  // assignments by expert, ascending in both
+  // Time that an item of the slices before each takes, all in all last; see CostOf.
+  uint16_t cost_before[kDecodeAssignmentsMax + 1];
+  uint32_t slice_count;
+  Share shares[2];  // of gate and up, of down
+};
+
+// Needed while a Routed is made.
+struct RoutingScratch {
+  uint32_t ids[kDecodeAssignmentsMax];    // by assignment; kNoId where it is none
+  uint8_t begins[kDecodeAssignmentsMax];  // by place in the order: 1 where a slice does
+};
+inline constexpr uint32_t kNoId = 0xFFFFFFFFu;
+static_assert(kDecodeAssignmentsMax == kDecodeThreads);
+
+// A thread's assignment among all: how many have smaller ids, come before it with the same, and how
+// many have the same at all.
+struct Rank {
+  uint32_t smaller, before, same;
+};
+__device__ __forceinline__ Rank RankOf(const RoutingScratch& scratch, uint32_t id,
+                                       uint32_t assignments) {
+  Rank rank = {0, 0, 0};
+  // Four at a time; those beyond the last have no id.
+  for (uint32_t first = 0; first < assignments; first += 4) {
+    const uint4 four = *reinterpret_cast<const uint4*>(scratch.ids + first);
+    const uint32_t others[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      rank.smaller += others[i] < id ? 1 : 0;
+      rank.same += others[i] == id ? 1 : 0;
+      rank.before += others[i] == id && first + i < threadIdx.x ? 1 : 0;
+    }
+  }
+  return rank;
+}
+
+// By all threads of the block, one to an assignment. A stable sort: assignments keep their order.
+__device__ __forceinline__ void SortByExpert(const MoeArgs& args, uint32_t slice_tokens,
+                                             RoutingScratch* scratch, Routed* routed) {
+  const uint32_t a = threadIdx.x;
+  const uint32_t assignments = args.tokens * args.top_k;
+  uint32_t id = a < assignments ? static_cast<uint32_t>(args.ids[a]) : kNoId;
+  if (id >= args.experts) id = kNoId;
+  scratch->ids[a] = id;
+  scratch->begins[a] = 0;
+  __syncthreads();
+  uint32_t place = 0;
+  Rank rank = {};
+  const bool valid = id != kNoId;
+  if (valid) {
+    rank = RankOf(*scratch, id, assignments);
+    place = rank.smaller + rank.before;
+    routed->order[place] = static_cast<uint16_t>(a);
+    if (rank.before % slice_tokens == 0) scratch->begins[place] = 1;
+  }
+  __syncthreads();
+  // Slices are numbered as they begin in the order.
+  const bool begins = valid && rank.before % slice_tokens == 0;
+  if (begins) {
+    uint32_t at = 0;
+    for (uint32_t first = 0; first < place; first += 16) {
+      const uint4 flags = *reinterpret_cast<const uint4*>(scratch->begins + first);
+      const uint32_t words[4] = {flags.x, flags.y, flags.z, flags.w};
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t from = first + 4 * i;
+        const uint32_t there = from >= place ? 0 : min(place - from, 4u);
+        at += __popc(there == 4 ? words[i] : words[i] & ((1u << (8 * there)) - 1));
+      }
+    }
+    routed->slices[at] = {static_cast<uint16_t>(id), static_cast<uint16_t>(place),
+                          static_cast<uint16_t>(min(rank.same - rank.before, slice_tokens))};
+  }
+  const uint32_t count = __syncthreads_count(begins ? 1 : 0);
+  if (threadIdx.x == 0) routed->slice_count = count;
+  __syncthreads();
+}
+
+enum Tier : uint32_t { kTierMissing = 0, kTierBase = 1, kTierNibbles = 2, kTierQuintals = 3 };
+
+__device__ __forceinline__ uint32_t TierOf(const ExpertSlot& slot, uint32_t wanted, bool biases) {
+  if (biases && (slot.bias13 == nullptr || slot.bias2 == nullptr)) return kTierMissing;
+  if (slot.sc13 == nullptr || slot.sc2 == nullptr) return kTierMissing;
+  const bool base = slot.planes13 != nullptr && slot.planes2 != nullptr;
+  const bool fp4 = slot.fp13 != nullptr && slot.fp2 != nullptr && (slot.fp_quintals == 0 || base);
+  if (wanted != kWantBase && fp4) return slot.fp_quintals != 0 ? kTierQuintals : kTierNibbles;
+  if (wanted != kWantFp4 && base) return kTierBase;
+  return kTierMissing;
+}
+
+__device__ __forceinline__ void Refuse(Refusal* refusal, RefusalKind kind, uint32_t expert) {
+  if (atomicCAS(&refusal->kind, 0u, static_cast<uint32_t>(kind)) == 0) refusal->expert = expert;
+}
+
+__device__ __forceinline__ Matrix MatrixOf(const MoeArgs& args, uint32_t expert, bool gate_up) {
+  const ExpertSlot slot = args.slots[expert];
+  const uint32_t wanted = args.wanted != nullptr ? args.wanted[expert] : args.wanted_of_all;
+  const bool biases = args.biases != 0;
+  Matrix matrix = {gate_up ? slot.planes13 : slot.planes2, gate_up ? slot.sc13 : slot.sc2,
+                   gate_up ? slot.fp13 : slot.fp2, gate_up ? slot.bias13 : slot.bias2,
+                   TierOf(slot, wanted, biases)};
+  if (!biases) matrix.bias = nullptr;
+  if (matrix.tier == kTierMissing) Refuse(args.refusal, kRefusedExpert, expert);
+  return matrix;
+}
+
+inline constexpr uint32_t kCostMin = 35, kCostMax = 120;
+// How long an item of `tokens` tokens takes, relatively: instructions of the inner loop by what was
+// measured on an H200.
+__device__ __forceinline__ uint32_t CostOf(uint32_t tier, uint32_t tokens) {
+  if (tier == kTierBase) return tokens == 1 ? 35 : tokens == 2 ? 41 : 54;
+  if (tier == kTierNibbles) return 76;
+  return tier == kTierQuintals ? kCostMax : 1;
+}
+static_assert(kCostMax * kDecodeAssignmentsMax < 65536);
+static_assert(kDecodeAssignmentsMax * kCostMax / kCostMin / kDecodeBlocksMin + 2 <=
+              kDecodeOwnSlicesMax);
+
+// By all threads of the block, which are in step afterwards.
+__device__ __forceinline__ void Route(const MoeArgs& args, uint32_t slice_tokens,
+                                      RoutingScratch* scratch, Routed* routed) {
+  SortByExpert(args, slice_tokens, scratch, routed);
+  for (uint32_t i = threadIdx.x; i < routed->slice_count; i += blockDim.x) {
+    const Slice slice = routed->slices[i];
+    routed->cost_before[i + 1] = CostOf(MatrixOf(args, slice.expert, true).tier, slice.count);
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    uint32_t before = 0;
+    for (uint32_t first = 0; first < routed->slice_count; first += 32) {
+      const uint32_t i = first + threadIdx.x;
+      uint32_t sum = i < routed->slice_count ? routed->cost_before[i + 1] : 0;
+      for (uint32_t by = 1; by < 32; by *= 2) {
+        const uint32_t other = __shfl_up_sync(kAllLanes, sum, by);
+        if (threadIdx.x >= by) sum += other;
+      }
+      if (i < routed->slice_count) routed->cost_before[i + 1] = before + sum;
+      before += __shfl_sync(kAllLanes, sum, 31);
+    }
+    if (threadIdx.x == 0) routed->cost_before[0] = 0;
+  }
+  __syncthreads();
+}
+
+// Where shares of a product's time begin and end, each slice having `pairs` items.
+__device__ __forceinline__ void FindShare(uint32_t pairs, Routed* routed, Share* share) {
+  const uint32_t slices = routed->slice_count;
+  const uint32_t total = routed->cost_before[slices] * pairs;
+  const uint32_t whole = total / gridDim.x, rest = total - whole * gridDim.x;
+  for (uint32_t which = 0; which < 2; ++which) {
+    const uint32_t block = blockIdx.x + which;
+    uint32_t* const item = which == 0 ? &share->begin : &share->end;
+    const uint32_t at = block * whole + block * rest / gridDim.x;
+    for (uint32_t i = threadIdx.x; i < slices; i += blockDim.x) {
+      const uint32_t before = routed->cost_before[i] * pairs;
+      const uint32_t cost = routed->cost_before[i + 1] - routed->cost_before[i];
+      if (before <= at && at < before + cost * pairs) *item = i * pairs + (at - before) / cost;
+    }
+    if (threadIdx.x == 0 && at == total) *item = slices * pairs;
+  }
+}
+
+// By all threads of the block, which are in step afterwards.
+__device__ __forceinline__ void Route(const MoeArgs& args, uint32_t slice_tokens,
+                                      uint32_t gate_up_pairs, uint32_t down_pairs,
+                                      RoutingScratch* scratch, Routed* routed) {
+  SortByExpert(args, slice_tokens, scratch, routed);
+  for (uint32_t i = threadIdx.x; i < routed->slice_count; i += blockDim.x) {
+    const Slice slice = routed->slices[i];
+    routed->cost_before[i + 1] = CostOf(MatrixOf(args, slice.expert, true).tier, slice.count);
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    uint32_t before = 0;
+    for (uint32_t first = 0; first < routed->slice_count; first += 32) {
+      const uint32_t i = first + threadIdx.x;
+      uint32_t sum = i < routed->slice_count ? routed->cost_before[i + 1] : 0;
+      for (uint32_t by = 1; by < 32; by *= 2) {
+        const uint32_t other = __shfl_up_sync(kAllLanes, sum, by);
+        if (threadIdx.x >= by) sum += other;
+      }
+      if (i < routed->slice_count) routed->cost_before[i + 1] = before + sum;
+      before += __shfl_sync(kAllLanes, sum, 31);
+    }
+    if (threadIdx.x == 0) routed->cost_before[0] = 0;
+  }
+  __syncthreads();
+  FindShare(gate_up_pairs, routed, routed->shares);
+  FindShare(down_pairs, routed, routed->shares + 1);
+  __syncthreads();
+  const uint32_t product = threadIdx.x / 32;
+  if (product < 2 && routed->shares[product].begin < routed->shares[product].end) {
+    Share& share = routed->shares[product];
+    const uint32_t pairs = product == 0 ? gate_up_pairs : down_pairs;
+    const uint32_t first = share.begin / pairs;
+    const uint32_t last = (share.end - 1) / pairs;
+    const uint32_t i = threadIdx.x % 32;
+    if (first + i <= last)
+      share.matrices[i] = MatrixOf(args, routed->slices[first + i].expert, product == 0);
+  }
+  __syncthreads();
+}
+static_assert(kDecodeOwnSlicesMax <= 32);
+
+}  // namespace hotplane::moe_cuda

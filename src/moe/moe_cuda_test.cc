@@ -1,0 +1,147 @@
+// The operator on a GPU: the cases of the CPU's against float64. Skipped, and saying so, where
+// there is none.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "moe/moe_cuda_testing.h"
+#include "moe/reference.h"
+
+namespace hotplane {
+namespace {
+
+using namespace moe_cases;
+using namespace moe_cuda_testing;
+using moe_cuda::Refusal;
+
+class MoeOnGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    gpu_ = Gpu::Open(&why);
+    if (gpu_ == nullptr) GTEST_SKIP() << "no CUDA device: " << why;
+    Result<std::unique_ptr<CudaMoe>> moe = CudaMoe::Load(gpu_->driver, gpu_->context, gpu_->device);
+    ASSERT_TRUE(moe) << moe.error().ToString();
+    if (*moe == nullptr) GTEST_SKIP() << "this build has no kernels for this GPU";
+    moe_ = std::move(*moe);
+  }
+
+  std::vector<uint16_t> Run(const DeviceProblem& problem) {
+    const Result<void> done = moe_->Forward(problem.call, gpu_->stream);
+    EXPECT_TRUE(done) << done.error().ToString();
+    EXPECT_EQ(gpu_->Wait(), CUDA_SUCCESS);
+    return problem.y.Download<uint16_t>();
+  }
+
+  void ExpectWithinTheBound(const DeviceProblem& problem, const std::vector<uint16_t>& y,
+                            const std::string& what, bool usual = true) {
+    const MoeReference reference = ReferenceMoe(problem.host.call);
+    EXPECT_EQ(problem.refusal.Download<Refusal>()[0].kind, 0u) << what;
+    double errors = 0, squares = 0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      const double error = std::fabs(double{FromBf16(y[i])} - reference.y[i]);
+      ASSERT_LE(error, reference.bound[i])
+          << what << ", element " << i << ": " << FromBf16(y[i]) << " for " << reference.y[i];
+      errors += error * error;
+      squares += reference.y[i] * reference.y[i];
+    }
+    // The bound is of the worst case; what is seen is the rounding of act and of y to bfloat16,
+    // 2^-9/sqrt(3) at most each, of a sum whose terms cancel.
+    if (squares > 0 && usual) {
+      EXPECT_LT(std::sqrt(errors / squares), 0x1p-8) << what;
+    }
+  }
+
+  std::unique_ptr<Gpu> gpu_;
+  std::unique_ptr<CudaMoe> moe_;
+};
+
+TEST_F(MoeOnGpu, EveryCaseIsWithinTheBoundOfFloat64) {
+  for (const Case& c : kCases) {
+    const DeviceProblem problem(*gpu_, c, 7);
+    ExpectWithinTheBound(problem, Run(problem), c.name);
+  }
+}
+
+TEST_F(MoeOnGpu, EveryNumberOfTokensOfAnExpert) {
+  for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals}) {
+    for (const size_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33}) {
+      const Case c = {"", 3, 640, 192, tokens, 1, kSilu, false, mix, Ids::kOneExpert};
+      const DeviceProblem problem(*gpu_, c, static_cast<uint32_t>(tokens));
+      ExpectWithinTheBound(
+          problem, Run(problem),
+          std::to_string(tokens) + " tokens, mix " + std::to_string(static_cast<int>(mix)));
+    }
+  }
+}
+
+TEST_F(MoeOnGpu, WideShapes) {
+  for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals, Mix::kMixed}) {
+    const Case c = {"", 4, 2880, 704, 3, 2, kGptOss, true, mix};
+    const DeviceProblem problem(*gpu_, c, 3);
+    ExpectWithinTheBound(problem, Run(problem), "wide");
+  }
+}
+
+// Every scale byte there is, block by block.
+TEST_F(MoeOnGpu, ScalesOfEverySize) {
+  for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals}) {
+    for (const int lowest : {0, 60, 120, 180, 225}) {
+      const Case c = {"", 2, 128, 64, 5, 1, kSilu, false, mix};
+      Problem problem(c, 5);
+      DeviceProblem on_device(*gpu_, c, 5);
+      std::mt19937 random(lowest);
+      for (TestLayer::Expert& expert : on_device.host.layer.experts) {
+        for (std::byte& byte : expert.sc13) byte = std::byte(lowest + random() % 16);
+        for (std::byte& byte : expert.sc2) byte = std::byte(254 - lowest - random() % 16);
+      }
+      // Gate and up stay where their product is neither infinite nor nothing, x where FP4 has it.
+      for (float& x : on_device.host.x) x = std::ldexp(x, std::clamp(130 - lowest, -95, 60));
+      on_device.Upload(*gpu_);
+      // At the ends of the range act is nearly nothing.
+      ExpectWithinTheBound(on_device, Run(on_device), std::to_string(lowest), false);
+    }
+  }
+}
+
+TEST_F(MoeOnGpu, GivesTheSameBitsEveryTime) {
+  for (const char* name : {"one token", "prefill", "both precisions in one call"}) {
+    const DeviceProblem problem(*gpu_, CaseNamed(name), 3);
+    const std::vector<uint16_t> first = Run(problem);
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(Run(problem), first) << name;
+  }
+}
+
+TEST_F(MoeOnGpu, WhatIsMissingIsToldAndNotANumber) {
+  DeviceProblem problem(*gpu_, CaseNamed("one token at FP4"), 2);
+  const auto chosen = static_cast<size_t>(problem.host.ids[0]);
+  problem.host.experts[chosen].fp2 = nullptr;
+  problem.Upload(*gpu_);
+  for (const uint16_t y : Run(problem)) ASSERT_TRUE(std::isnan(FromBf16(y)));
+  const Refusal refusal = problem.refusal.Download<Refusal>()[0];
+  EXPECT_EQ(refusal.kind, moe_cuda::kRefusedExpert);
+  EXPECT_EQ(refusal.expert, chosen);
+
+  // A caller may allow the base instead; then its result is the base's.
+  DeviceProblem base(*gpu_, CaseNamed("one token"), 2);
+  const std::vector<uint16_t> expected = Run(base);
+  base.call.wanted = nullptr;
+  base.call.wanted_of_all = moe_cuda::kWantFp4OrBase;
+  EXPECT_EQ(Run(base), expected);
+  EXPECT_EQ(base.refusal.Download<Refusal>()[0].kind, 0u);
+}
+
+TEST_F(MoeOnGpu, AnIdThatIsNoExpertIsToldAndNotANumber) {
+  for (const int32_t id : {-1, 8, INT32_MAX, INT32_MIN}) {
+    DeviceProblem problem(*gpu_, CaseNamed("both precisions in one call"), 1);
+    problem.host.ids[4 * 2 + 1] = id;
+    problem.Upload(*gpu_);
+    const std::vector<uint16_t> y = Run(problem);
+    for (size_t i = 0; i < y.size(); ++i)
+      ASSERT_EQ(std::isnan(FromBf16(y[i])), i / 128 == 2) << id << ", element " << i;
+    EXPECT_EQ(problem.refusal.Download<Refusal>()[0].kind, moe_cuda::kRefusedId);
+  }
+}
+
+}  // namespace
+}  // namespace hotplane
