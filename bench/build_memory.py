@@ -7,6 +7,7 @@ build's anonymous resident memory (RssAnon) every 5 ms. Prints the peak beside t
 rate beside what the disk reads."""
 import argparse
 import concurrent.futures
+import ctypes
 import json
 import mmap
 import os
@@ -45,6 +46,18 @@ def drop_cache(paths):
         os.close(fd)
 
 
+def huge_buffer(size):
+    """Touched huge pages: into single pages this disk gives a third of its rate."""
+    huge = 2 * 2**20
+    memory = mmap.mmap(-1, size + huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % huge
+    view = memoryview(memory)[begin:begin + size]
+    view[:] = bytes(size)
+    return view
+
+
 def disk_rate(paths):
     """Bytes per second of direct reads of 4 MiB, 8 at a time, over at most 4 GiB; 0 where the file
     system refuses them."""
@@ -59,7 +72,7 @@ def disk_rate(paths):
         return 0
     buffers = queue.SimpleQueue()
     for _ in range(8):
-        buffers.put(mmap.mmap(-1, PIECE_BYTES))
+        buffers.put(huge_buffer(PIECE_BYTES))
 
     def read(piece):
         buffer = buffers.get()
@@ -127,14 +140,16 @@ def main():
               "disk_gigabytes_per_second": disk / 1e9, "staging_limit_bytes": limit,
               "peak_staging_bytes": report["peak_staging_bytes"], "peak_anonymous_bytes": peak,
               "allowed_bytes": allowed}
+    written = report["bytes_built"] / report["bytes_read"] * report["gigabytes_per_second"]
+    result["written_gigabytes_per_second"] = written
     share = ""
     if disk:
-        percent = 100e9 * report["gigabytes_per_second"] / disk
-        share = f", {percent:.0f}% of the {disk / 1e9:.2f} GB/s that the disk reads"
+        percent = 100e9 * (report["gigabytes_per_second"] + written) / disk
+        share = f", together {percent:.0f}% of the {disk / 1e9:.2f} GB/s that the disk reads"
     print(f"build of {report['bytes_read'] / 2**30:.2f} GiB {arguments.checkpoint}, cold: "
-          f"{report['seconds']:.1f} s, {report['gigabytes_per_second']:.2f} GB/s of source{share}, "
-          f"{report['bytes_built'] / 2**30:.2f} GiB written, peak RssAnon {peak / 2**20:.0f} MiB "
-          f"of {allowed / 2**20:.0f} MiB allowed")
+          f"{report['seconds']:.1f} s, {report['gigabytes_per_second']:.2f} GB/s of source read and "
+          f"{written:.2f} GB/s written{share}, peak RssAnon {peak / 2**20:.0f} MiB of "
+          f"{allowed / 2**20:.0f} MiB allowed")
     if arguments.json:
         with open(arguments.json, "w") as out:
             json.dump(result, out, indent=2)

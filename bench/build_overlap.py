@@ -74,7 +74,7 @@ def main():
     parser.add_argument("--checkpoint", default="nvfp4", help="mxfp4, nvfp4, fp8 or bf16")
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--store-folder", default="/dev/shm")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json")
     arguments = parser.parse_args()

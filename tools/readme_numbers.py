@@ -27,6 +27,11 @@ def row(what, reached, limit_name, limit, share=None):
     return f"| {what} | {reached:.2f} GB/s | {limit_name} {limit:.2f} GB/s | {100 * share:.0f}% |"
 
 
+def listed(words):
+    """"a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
 def quantize_rows(figures):
     """One row per vector instruction set and source; the scalar ones are the reference."""
     memcpy = [entry for entry in figures["rows"] if entry["variant"] == "libc"]
@@ -89,13 +94,17 @@ def warm_boot_table(figures, command):
 
 
 def build_rows(build):
-    """Two limits: what the disk reads, and the memory that was allowed."""
+    """Two limits: what the disk reads, which reads and writes share, and the memory allowed."""
     size = f"{build['bytes_read'] / 2**30:.2f} GiB {build['checkpoint'].upper()}"
     what = f"`build` of {size}, cold, both tiers"
     limit = f"{build['staging_limit_bytes'] // 2**20} MiB"
     peak, allowed = (build[key] / 2**20 for key in ("peak_anonymous_bytes", "allowed_bytes"))
-    return [row(f"{what} ({build['bytes_built'] / 2**30:.2f} GiB written meanwhile)",
-                build["gigabytes_per_second"], "disk reads", build["disk_gigabytes_per_second"]),
+    read, written, disk = (build[key] for key in ("gigabytes_per_second",
+                                                  "written_gigabytes_per_second",
+                                                  "disk_gigabytes_per_second"))
+    limit_text = f"disk reads {disk:.2f} GB/s" if disk else "disk: not measured"
+    share = f"{100 * (read + written) / disk:.0f}%" if disk else ""
+    return [f"| {what} | {read:.2f} GB/s read and {written:.2f} GB/s written | {limit_text} | {share} |",
             f"| the same, staging limit {limit} | peak RssAnon {peak:.0f} MiB | "
             f"allowed {allowed:.0f} MiB | {100 * peak / allowed:.0f}% |"]
 
@@ -140,7 +149,7 @@ def numbers(result, path):
     commits = sorted(set(result.get("commits", {}).values()) or {result["commit"]})
     head = (f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, kernel "
             f"{machine['kernel']}; {result['date']}, "
-            f"commit{'s' if len(commits) > 1 else ''} {' and '.join(commits)}, medians; "
+            f"commit{'s' if len(commits) > 1 else ''} {listed(commits)}, medians; "
             "shares are medians of the rounds' shares. The copy passes each 4 KiB through the L1 "
             "cache and stores it past the others, so it can be faster than memcpy. "
             f"Reproduced by `{result['command']}`; all figures: "
