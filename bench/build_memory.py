@@ -147,8 +147,8 @@ def main():
         percent = 100e9 * (report["gigabytes_per_second"] + written) / disk
         share = f", together {percent:.0f}% of the {disk / 1e9:.2f} GB/s that the disk reads"
     print(f"build of {report['bytes_read'] / 2**30:.2f} GiB {arguments.checkpoint}, cold: "
-          f"{report['seconds']:.1f} s, {report['gigabytes_per_second']:.2f} GB/s of source read and "
-          f"{written:.2f} GB/s written{share}, peak RssAnon {peak / 2**20:.0f} MiB of "
+          f"{report['seconds']:.1f} s, {report['gigabytes_per_second']:.2f} GB/s of source read "
+          f"and {written:.2f} GB/s written{share}, peak RssAnon {peak / 2**20:.0f} MiB of "
           f"{allowed / 2**20:.0f} MiB allowed")
     if arguments.json:
         with open(arguments.json, "w") as out:

@@ -104,7 +104,8 @@ def build_rows(build):
                                                   "disk_gigabytes_per_second"))
     limit_text = f"disk reads {disk:.2f} GB/s" if disk else "disk: not measured"
     share = f"{100 * (read + written) / disk:.0f}%" if disk else ""
-    return [f"| {what} | {read:.2f} GB/s read and {written:.2f} GB/s written | {limit_text} | {share} |",
+    return [f"| {what} | {read:.2f} GB/s read and {written:.2f} GB/s written | {limit_text} "
+            f"| {share} |",
             f"| the same, staging limit {limit} | peak RssAnon {peak:.0f} MiB | "
             f"allowed {allowed:.0f} MiB | {100 * peak / allowed:.0f}% |"]
 
