@@ -94,6 +94,8 @@ class HostRegistration {
   virtual ~HostRegistration() = default;
 };
 
+struct CudaHandles;  // device/cuda/cuda_handles.h
+
 // Thread-safe. Outlives what it hands out.
 class Device {
  public:
@@ -121,6 +123,7 @@ class Device {
   virtual Result<DeviceRates> MeasureRates() = 0;
   virtual uint64_t pinned_bytes() const = 0;
   virtual DeviceTimes times() const = 0;
+  virtual const CudaHandles& cuda() const = 0;
 };
 
 // kSystem, with what to do, where this build has no CUDA, no driver is found, the driver is too old

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "device/cuda/copy_lane.h"
 #include "device/cuda/cuda_arena.h"
+#include "device/cuda/cuda_handles.h"
 #include "device/cuda/cuda_quantizer.h"
 #include "device/cuda/mapped_windows.h"
 #include "device/cuda/rates.h"
@@ -159,6 +160,7 @@ class CudaDevice final : public Device {
   int ordinal() const override { return ordinal_; }
   uint64_t pinned_bytes() const override { return ring_->bytes(); }
   DeviceTimes times() const override { return times_; }
+  const CudaHandles& cuda() const override { return handles_; }
 
   Result<DeviceMemory> Memory() const override {
     const CurrentContext current(driver_, context_);
@@ -230,6 +232,7 @@ class CudaDevice final : public Device {
   const DeviceOptions options_;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
+  CudaHandles handles_;
   std::string model_;
   DeviceTimes times_;
   std::atomic<bool> landing_{false};
@@ -253,6 +256,7 @@ Result<void> CudaDevice::OpenContext() {
   model_ = text;
   HP_CUDA_TRY(driver_, "cannot create a CUDA context",
               driver_.cuDevicePrimaryCtxRetain(&context_, device_));
+  handles_ = {&driver_, context_, device_};
   return {};
 }
 

@@ -11,9 +11,11 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "device/cuda/quantize_args.h"
 #include "device/cuda/verify_args.h"
+#include "device/fake/fake_kernel.h"
 #include "device/xxh3.h"
 
 struct CUstream_st {
@@ -73,6 +75,12 @@ bool GivesBack(const std::string& function) {
          function.find("cuGetError") == 0;
 }
 
+// Null names the context's own stream.
+CUstream_st* Named(CUstream_st* stream) {
+  static CUstream_st* const own = new CUstream_st;
+  return stream != nullptr ? stream : own;
+}
+
 // What the call has to return instead of doing its work.
 CUresult Enter(const char* name) {
   Fake& fake = State();
@@ -89,6 +97,7 @@ CUresult Enter(const char* name) {
   fake.fail_armed = false;
   fake.failed = true;
   fake.lost = fake.fail_stays;
+  if (fake.lost) Named(nullptr)->work.clear();
   return fake.fail_error;
 }
 
@@ -104,6 +113,7 @@ void RunUntil(CUstream_st* stream, uint64_t position) {
 }
 
 void Queue(CUstream_st* stream, std::function<void()> work) {
+  stream = Named(stream);
   stream->work.push_back(std::move(work));
   ++stream->queued;
 }
@@ -143,9 +153,15 @@ CUresult DeviceGetName(char* name, int bytes, CUdevice) {
   std::strncpy(name, "fake GPU", static_cast<size_t>(bytes));
   return CUDA_SUCCESS;
 }
-CUresult DeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
+// Those of an H200, as far as anybody asks; yes to what is asked for by yes or no.
+CUresult DeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
   FAKE_ENTER("cuDeviceGetAttribute");
-  *value = 1;
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 233472; break;
+    default: *value = 1;
+  }
   return CUDA_SUCCESS;
 }
 CUresult ContextRetain(CUcontext* context, CUdevice) {
@@ -313,6 +329,7 @@ CUresult StreamDestroy(CUstream stream) {
 }
 CUresult StreamSynchronize(CUstream stream) {
   FAKE_ENTER("cuStreamSynchronize");
+  stream = Named(stream);
   RunUntil(stream, stream->queued);
   return CUDA_SUCCESS;
 }
@@ -337,6 +354,7 @@ CUresult EventDestroy(CUevent event) {
 }
 CUresult EventRecord(CUevent event, CUstream stream) {
   FAKE_ENTER("cuEventRecord");
+  stream = Named(stream);
   event->stream = stream;
   event->position = stream->queued;
   event->queries_left = kQueriesNotReady;
@@ -419,19 +437,21 @@ std::function<void()> QuantizeWork(unsigned, void** arguments) {
   };
 }
 
-struct FakeKernel {
-  const char* name;
-  std::function<void()> (*work)(unsigned blocks, void** arguments);
-};
-constexpr FakeKernel kKernels[] = {{kVerifyKernelName, VerifyWork},
-                                   {kCountKernelName, CountWork},
-                                   {kQuantizeKernelName, QuantizeWork}};
+std::vector<const FakeKernel*>& Kernels() {
+  static auto* const kernels = new std::vector<const FakeKernel*>;
+  return *kernels;
+}
+
+constexpr FakeKernel kVerify = {kVerifyKernelName, VerifyWork};
+constexpr FakeKernel kCount = {kCountKernelName, CountWork};
+constexpr FakeKernel kQuantize = {kQuantizeKernelName, QuantizeWork};
+const FakeKernelAdded kVerifyAdded(kVerify), kCountAdded(kCount), kQuantizeAdded(kQuantize);
 
 CUresult ModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
   FAKE_ENTER("cuModuleGetFunction");
-  for (const FakeKernel& kernel : kKernels) {
-    if (std::strcmp(name, kernel.name) != 0) continue;
-    *function = reinterpret_cast<CUfunction>(const_cast<FakeKernel*>(&kernel));
+  for (const FakeKernel* kernel : Kernels()) {
+    if (std::strcmp(name, kernel->name) != 0) continue;
+    *function = reinterpret_cast<CUfunction>(const_cast<FakeKernel*>(kernel));
     return CUDA_SUCCESS;
   }
   return CUDA_ERROR_NOT_FOUND;
@@ -513,6 +533,10 @@ const std::map<std::string, void*>& Table() {
 }
 
 }  // namespace
+
+namespace hotplane {
+FakeKernelAdded::FakeKernelAdded(const FakeKernel& kernel) { Kernels().push_back(&kernel); }
+}  // namespace hotplane
 
 #define FAKE_EXPORT extern "C" __attribute__((visibility("default")))
 

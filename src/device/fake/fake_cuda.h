@@ -1,7 +1,8 @@
 // A CUDA driver in host memory, for tests on machines without a GPU: a library that calls itself
 // libcuda.so.1. Copies and kernels run as late as the interface allows, when somebody waits for or
 // asks about what comes after them, so that memory which is given back too early is seen to change.
-// The kernels are run on the host. What a test may ask of it, by dlsym:
+// The kernels are run on the host; folders above this one add theirs (fake_kernel.h). What a test
+// may ask of it, by dlsym:
 #pragma once
 
 #include <cstdint>

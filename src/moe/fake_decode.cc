@@ -1,0 +1,183 @@
+// The kernel of decode_kernel.cu on the host, for the fake CUDA driver: what it computes, what it
+// refuses and how it rounds are the kernel's; sums are float64, so that the bound of reference.cc
+// holds.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "device/fake/fake_kernel.h"
+#include "format/manifest.h"
+#include "moe/cuda/moe_args.h"
+#include "moe/reference.h"
+
+namespace hotplane {
+namespace {
+
+using namespace moe_cuda;
+
+enum class Tier { kMissing, kBase, kNibbles, kQuintals };
+
+uint16_t ToBf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (std::isnan(value)) return 0x7FFF;
+  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+float FromBf16(uint16_t bits) {
+  const uint32_t wide = uint32_t{bits} << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+// As TierOf of routed.h.
+Tier TierOf(const ExpertSlot& slot, uint32_t wanted, bool biases) {
+  if (biases && (slot.bias13 == nullptr || slot.bias2 == nullptr)) return Tier::kMissing;
+  if (slot.sc13 == nullptr || slot.sc2 == nullptr) return Tier::kMissing;
+  const bool base = slot.planes13 != nullptr && slot.planes2 != nullptr;
+  const bool fp4 = slot.fp13 != nullptr && slot.fp2 != nullptr && (slot.fp_quintals == 0 || base);
+  if (wanted != kWantBase && fp4) return slot.fp_quintals != 0 ? Tier::kQuintals : Tier::kNibbles;
+  if (wanted != kWantFp4 && base) return Tier::kBase;
+  return Tier::kMissing;
+}
+
+void Refuse(Refusal* refusal, RefusalKind kind, uint32_t expert) {
+  if (refusal->kind == 0) *refusal = {kind, expert};
+}
+
+// The weights of one expert, row-major.
+struct Expert {
+  Expert(const MoeArgs& args, const ExpertSlot& slot, Tier tier)
+      : w13(Decode(tier, slot.planes13, slot.sc13, slot.fp13, 2 * args.intermediate, args.hidden)),
+        w2(Decode(tier, slot.planes2, slot.sc2, slot.fp2, args.hidden, args.intermediate)),
+        bias13(args.biases != 0 ? slot.bias13 : nullptr),
+        bias2(args.biases != 0 ? slot.bias2 : nullptr) {}
+
+  static std::vector<double> Decode(Tier tier, const uint8_t* planes, const uint8_t* scales,
+                                    const uint8_t* fp, size_t rows, size_t columns) {
+    const auto* const codes = reinterpret_cast<const std::byte*>(planes);
+    const auto* const sc = reinterpret_cast<const std::byte*>(scales);
+    const auto* const fine = reinterpret_cast<const std::byte*>(fp);
+    std::vector<double> weights;
+    weights.reserve(rows * columns);
+    for (size_t n = 0; n < rows; ++n)
+      for (size_t k = 0; k < columns; ++k)
+        weights.push_back(tier == Tier::kBase      ? BaseWeight(codes, sc, columns, n, k)
+                          : tier == Tier::kNibbles ? NibbleWeight(fine, sc, columns, n, k)
+                                                   : QuintalWeight(codes, fine, sc, columns, n, k));
+    return weights;
+  }
+
+  std::vector<double> w13, w2;
+  const float* bias13;
+  const float* bias2;
+};
+
+std::vector<double> Multiply(const std::vector<double>& weights, const float* bias,
+                             const std::vector<double>& in) {
+  std::vector<double> out(weights.size() / in.size());
+  for (size_t n = 0; n < out.size(); ++n) {
+    const double* const row = weights.data() + n * in.size();
+    double sum = bias != nullptr ? double{bias[n]} : 0;
+    for (size_t k = 0; k < in.size(); ++k) sum += row[k] * in[k];
+    out[n] = sum;
+  }
+  return out;
+}
+
+double Act(const MoeArgs& args, double gate, double up) {
+  const auto kind = static_cast<ActivationKind>(args.activation);
+  const double limit = double{args.limit};
+  if (kind != ActivationKind::kSiluGated) {
+    gate = std::min(gate, limit);
+    up = std::clamp(up, -limit, limit);
+  }
+  if (kind == ActivationKind::kSwigluOai)
+    return gate / (1 + std::exp(-double{args.alpha} * gate)) * (up + 1);
+  return gate / (1 + std::exp(-gate)) * up;
+}
+
+void ComputeAssignment(const MoeArgs& args, const Expert& expert, uint32_t assignment) {
+  std::vector<double> x(args.hidden);
+  const uint16_t* const row = args.x + uint64_t{assignment / args.top_k} * args.hidden;
+  std::transform(row, row + args.hidden, x.begin(), FromBf16);
+  const std::vector<double> gate_up = Multiply(expert.w13, expert.bias13, x);
+  std::vector<double> act(args.intermediate);
+  uint16_t* const inner = args.inner + uint64_t{assignment} * args.intermediate;
+  for (size_t i = 0; i < act.size(); ++i) {
+    inner[i] = ToBf16(static_cast<float>(Act(args, gate_up[i], gate_up[args.intermediate + i])));
+    act[i] = double{FromBf16(inner[i])};
+  }
+  const std::vector<double> result = Multiply(expert.w2, expert.bias2, act);
+  std::transform(result.begin(), result.end(), args.results + uint64_t{assignment} * args.hidden,
+                 [](double value) { return static_cast<float>(value); });
+}
+
+void Multiply(const MoeArgs& args) {
+  std::map<uint32_t, std::vector<uint32_t>> assignments_of;
+  for (uint32_t i = 0; i < args.tokens * args.top_k; ++i)
+    if (static_cast<uint32_t>(args.ids[i]) < args.experts)
+      assignments_of[static_cast<uint32_t>(args.ids[i])].push_back(i);
+  for (const auto& [id, assignments] : assignments_of) {
+    const ExpertSlot& slot = args.slots[id];
+    const uint32_t wanted = args.wanted != nullptr ? args.wanted[id] : args.wanted_of_all;
+    const Tier tier = TierOf(slot, wanted, args.biases != 0);
+    if (tier == Tier::kMissing) {
+      Refuse(args.refusal, kRefusedExpert, id);
+      for (const uint32_t assignment : assignments)
+        std::fill_n(args.results + uint64_t{assignment} * args.hidden, args.hidden,
+                    std::numeric_limits<float>::quiet_NaN());
+      continue;
+    }
+    const Expert expert(args, slot, tier);
+    for (const uint32_t assignment : assignments) ComputeAssignment(args, expert, assignment);
+  }
+}
+
+// As Combine of decode_kernel.cu: slots in order, float32.
+void Combine(const MoeArgs& args) {
+  for (uint32_t token = 0; token < args.tokens; ++token) {
+    for (uint32_t column = 0; column < args.hidden; ++column) {
+      float sum = 0;
+      for (uint32_t slot = 0; slot < args.top_k; ++slot) {
+        const uint32_t assignment = token * args.top_k + slot;
+        if (static_cast<uint32_t>(args.ids[assignment]) < args.experts) {
+          sum = std::fma(args.weights[assignment],
+                         args.results[uint64_t{assignment} * args.hidden + column], sum);
+        } else {
+          sum = std::numeric_limits<float>::quiet_NaN();
+          Refuse(args.refusal, kRefusedId, assignment);
+        }
+      }
+      args.y[uint64_t{token} * args.hidden + column] = ToBf16(sum);
+    }
+  }
+}
+
+std::function<void()> DecodeWork(unsigned blocks, void** arguments) {
+  const auto args = *static_cast<const MoeArgs*>(arguments[0]);
+  const bool possible = blocks >= kDecodeBlocksMin && args.experts <= kDecodeExpertsMax &&
+                        args.tokens * args.top_k <= kDecodeAssignmentsMax;
+  return [=] {
+    // On a GPU blocks would wait for each other for ever, or write beside their memory.
+    if (!possible || args.barrier->arrived != 0) {
+      std::fputs("fake CUDA: a launch that would hang\n", stderr);
+      std::abort();
+    }
+    Multiply(args);
+    Combine(args);
+    args.barrier->round += 2;
+  };
+}
+
+constexpr FakeKernel kDecode = {"hotplane_moe_decode", DecodeWork};
+const FakeKernelAdded kDecodeAdded(kDecode);
+
+}  // namespace
+}  // namespace hotplane
