@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <filesystem>
 #include <fstream>
 
@@ -11,6 +12,7 @@
 #include "base/format_text.h"
 #include "base/units.h"
 #include "checkpoint/synth_checkpoint.h"
+#include "device/cuda/driver.h"
 #include "device/fake/fake_cuda.h"
 #include "engine/engine.h"
 #include "engine/synth.h"
@@ -203,6 +205,130 @@ TEST_F(FakeCuda, AFlippedBitIsFoundByTheDeviceAndNamed) {
   EXPECT_EQ(booted.error().exit_code(), 3) << booted.error().ToString();
   EXPECT_EQ(booted.error().file(), file);
   EXPECT_EQ(fake.live(), 0);
+}
+
+// Forwards of booted layers, on arrays of the host and on what the fake takes for memory of the
+// device.
+class FakeCudaCompute : public FakeCuda {
+ protected:
+  static constexpr uint32_t kTokens = 3, kTopK = 2, kHidden = 128;
+
+  void SetUp() override {
+    FakeCuda::SetUp();
+    if (IsSkipped()) return;
+    SynthStoreOptions synth;
+    synth.geometry = {4, kHidden, 64};
+    synth.layers = 2;
+    synth.encodings = {Encoding::kBase, Encoding::kDeltaQuintal};
+    synth.worker_count = 1;
+    ASSERT_TRUE(SynthStore(PosixEnv(), fp4_store(), synth).has_value());
+  }
+  std::string fp4_store() const { return directory_.path() + "/fp4"; }
+
+  struct Outcome {
+    std::vector<float> on_host;
+    std::vector<uint16_t> on_device;
+    bool operator==(const Outcome&) const = default;
+  };
+
+  Result<Outcome> Compute() {
+    EngineOptions options = Options();
+    options.store_directory = fp4_store();
+    HP_ASSIGN(const std::unique_ptr<Engine> engine, Engine::Open(PosixEnv(), options));
+    HP_TRY(engine->Boot({}));
+    calls_before_ = fake.calls("");
+    Outcome outcome;
+    outcome.on_host.resize(kTokens * kHidden);
+    std::vector<float> x(kTokens * kHidden);
+    alignas(16) int32_t ids[] = {0, 3, 1, 1, 2, 0};
+    alignas(16) float weights[] = {1, 0.5f, -1, 2, 0.25f, 1};
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 13) - 6;
+    MoeRequest request;
+    request.layer = 1;
+    request.arithmetic = Arithmetic::kFast;
+    request.precision = Precision::kFp4;
+    request.token_count = kTokens;
+    request.top_k = kTopK;
+    request.x = x.data();
+    request.ids = ids;
+    request.weights = weights;
+    request.y = outcome.on_host.data();
+    HP_TRY(engine->MoeForward(request));
+    HP_TRY(engine->LoadFp4OnDevice(1, std::vector<uint32_t>{0, 1, 2, 3}));
+    HP_ASSIGN(const uint64_t bytes, engine->MoeWorkspaceBytes(1, kTokens, kTopK));
+    std::vector<uint16_t> rounded(x.size());
+    // Small whole numbers are bfloat16 as they are.
+    for (size_t i = 0; i < x.size(); ++i)
+      rounded[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(x[i]) >> 16);
+    outcome.on_device.resize(x.size());
+    std::vector<std::byte> workspace(bytes);
+    DeviceMoeRequest on_device;
+    on_device.layer = 1;
+    on_device.precision = DevicePrecision::kFp4;
+    on_device.token_count = kTokens;
+    on_device.top_k = kTopK;
+    on_device.x = rounded.data();
+    on_device.ids = ids;
+    on_device.weights = weights;
+    on_device.y = outcome.on_device.data();
+    on_device.workspace = workspace.data();
+    on_device.workspace_bytes = bytes;
+    HP_TRY(engine->MoeForwardOnDevice(on_device));
+    HP_ASSIGN(const CudaDriver* const driver, FindCudaDriver());
+    const CUresult waited = driver->cuStreamSynchronize(nullptr);
+    // Of a device that is well the work goes on while its arrays are there.
+    if (waited != CUDA_SUCCESS) (void)driver->cuStreamSynchronize(nullptr);
+    HP_CUDA_TRY(*driver, "cannot wait", waited);
+    HP_TRY(engine->TakeMoeRefusal(1));
+    return outcome;
+  }
+
+  uint64_t calls_before_ = 0;  // of Compute's: those of the boot
+};
+
+TEST_F(FakeCudaCompute, AFailureOfAnyCallIsAStatusAndLeavesNothingBehind) {
+  const auto expected = Compute();
+  ASSERT_TRUE(expected) << expected.error().ToString();
+  const char* const kFunctions[] = {
+      "cuDeviceGetAttribute", "cuMemAlloc",         "cuMemcpyHtoDAsync",   "cuMemcpyDtoH",
+      "cuMemsetD8",           "cuStreamCreate",     "cuStreamSynchronize", "cuModuleLoadData",
+      "cuModuleGetFunction",  "cuFuncSetAttribute", "cuLaunchKernelEx"};
+  for (const char* function : kFunctions) {
+    for (const CUresult error : {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_LAUNCH_FAILED}) {
+      for (uint64_t skip = 0;; ++skip) {
+        fake.fail(function, skip, error, false);
+        const auto computed = Compute();
+        const bool met = fake.failed() != 0;
+        fake.heal();
+        ASSERT_TRUE(met || skip > 0) << function << " is not called any more";
+        ASSERT_EQ(fake.live(), 0) << function << ", call " << skip;
+        if (computed) {
+          ASSERT_EQ(*computed, *expected) << function << ", call " << skip;
+        } else {
+          EXPECT_NE(computed.error().code(), StatusCode::kData) << computed.error().ToString();
+        }
+        if (!met) break;
+      }
+    }
+  }
+}
+
+TEST_F(FakeCudaCompute, ALostDeviceIsAStatusWherever) {
+  ASSERT_TRUE(Compute());
+  const uint64_t end = fake.calls(""), first = calls_before_;
+  const uint64_t before = end;
+  ASSERT_TRUE(Compute());
+  const uint64_t boot = calls_before_ - before;
+  for (uint64_t at = boot; at < boot + (end - first); ++at) {
+    fake.fail("", at, CUDA_ERROR_ILLEGAL_ADDRESS, true);
+    const auto computed = Compute();
+    const bool met = fake.failed() != 0;
+    fake.heal();
+    ASSERT_EQ(fake.live(), 0) << "lost at call " << at;
+    if (met && computed) {
+      EXPECT_EQ(*computed, *Compute()) << "lost at call " << at;
+    }
+  }
 }
 
 // Builds from a checkpoint, in memory of the host but for the matrices.

@@ -61,8 +61,8 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
     cache_bytes = std::max(cache_bytes, options.pin_delta_bytes);
     engine->records_ =
         std::make_unique<ExpertRecords>(*engine->generation_, engine->options_.records);
-    engine->compute_ =
-        std::make_unique<ExpertCompute>(*engine->records_, options.worker_count, options.isa);
+    engine->compute_ = std::make_unique<ExpertCompute>(*engine->records_, options.worker_count,
+                                                       options.isa, engine->device_.get());
   }
   return engine;
 }
@@ -546,18 +546,38 @@ Result<const BootedLayer*> Engine::WaitLayer(uint32_t ordinal) {
   return Fail(Status::Usage(Text("layer {} is not among those that this boot publishes", ordinal)));
 }
 
+Result<const BootedLayer*> Engine::Published(uint32_t ordinal) {
+  const std::lock_guard lock(mutex_);
+  for (const BootedLayer& published : layers_)
+    if (published.ordinal == ordinal) return &published;
+  return Fail(Status::Usage(Text("layer {} is not published", ordinal))
+                  .Expected("a layer that the boot has handed out")
+                  .Advice("wait for the layer first"));
+}
+
 Result<void> Engine::MoeForward(const MoeRequest& request) {
-  const BootedLayer* layer = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const BootedLayer& published : layers_)
-      if (published.ordinal == request.layer) layer = &published;
-  }
-  if (layer == nullptr)
-    return Fail(Status::Usage(Text("layer {} is not published", request.layer))
-                    .Expected("a layer that the boot has handed out")
-                    .Advice("wait for the layer first"));
+  HP_ASSIGN(const BootedLayer* const layer, Published(request.layer));
   return compute_->Forward(*layer, manifest_.activation, request);
+}
+
+Result<uint64_t> Engine::MoeWorkspaceBytes(uint32_t layer, uint32_t tokens, uint32_t top_k) {
+  HP_ASSIGN(const BootedLayer* const published, Published(layer));
+  return compute_->PrepareOnDevice(*published, tokens, top_k);
+}
+
+Result<void> Engine::MoeForwardOnDevice(const DeviceMoeRequest& request) {
+  HP_ASSIGN(const BootedLayer* const layer, Published(request.layer));
+  return compute_->ForwardOnDevice(*layer, manifest_.activation, request);
+}
+
+Result<void> Engine::TakeMoeRefusal(uint32_t layer) {
+  HP_ASSIGN(const BootedLayer* const published, Published(layer));
+  return compute_->TakeRefusal(*published);
+}
+
+Result<void> Engine::LoadFp4OnDevice(uint32_t layer, std::span<const uint32_t> experts) {
+  HP_ASSIGN(const BootedLayer* const published, Published(layer));
+  return compute_->LoadFp4(*published, experts);
 }
 
 void Engine::Warn(std::string warning) {

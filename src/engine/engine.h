@@ -110,9 +110,21 @@ class Engine {
   ExpertRecords& records() { return *records_; }
 
   // y = sum over chosen experts of weight * w2 act(w13 x), of a layer that Boot has published, at
-  // base or FP4 by expert; from any thread. Errors as ExpertCompute::Forward; kUsage for a layer
-  // that is not published.
+  // base or FP4 by expert; from any thread. A layer on a device is computed there, and y copied
+  // back. Errors as ExpertCompute::Forward; kUsage for a layer that is not published.
   Result<void> MoeForward(const MoeRequest& request);
+  // The same on arrays in the memory of the layer's device, enqueued on the caller's stream,
+  // without a wait: DeviceMoeRequest. First the bytes of its workspace; that also makes the layer
+  // ready, and may neither be captured in a graph nor run beside a capture.
+  Result<uint64_t> MoeWorkspaceBytes(uint32_t layer, uint32_t tokens, uint32_t top_k);
+  Result<void> MoeForwardOnDevice(const DeviceMoeRequest& request);
+  // What these calls of the layer could not compute since this was last asked; waits for nothing:
+  // the caller has waited for its stream.
+  Result<void> TakeMoeRefusal(uint32_t layer);
+  // Copies the FP4 of experts to the layer's device, for good; experts that are there stay.
+  // REQUIRES that no MoeForwardOnDevice of this layer is on its way. kData as ReadDelta; kCapacity
+  // where device memory ends: the experts before are there.
+  Result<void> LoadFp4OnDevice(uint32_t layer, std::span<const uint32_t> experts);
 
  private:
   Engine(Env& env, const EngineOptions& options) : env_(env), options_(options) {}
@@ -142,6 +154,7 @@ class Engine {
   Result<void> Recover(const Status& error);
   void Warn(std::string warning);
   void MeasureLimit();
+  Result<const BootedLayer*> Published(uint32_t ordinal);
 
   Env& env_;
   EngineOptions options_;

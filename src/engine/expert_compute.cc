@@ -1,5 +1,6 @@
 #include "engine/expert_compute.h"
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -15,10 +16,17 @@ const std::byte* PieceOf(std::span<const std::byte> part, size_t experts, size_t
   return part.empty() ? nullptr : part.data() + part.size() / experts * index;
 }
 
-const std::byte* PartOf(const PinnedRecord& record, std::string_view role) {
+std::span<const std::byte> PartOf(const PinnedRecord& record, std::string_view role) {
   for (size_t i = 0; i < record.shape.part_count; ++i)
-    if (record.shape.parts[i].role == role) return record.parts[i].data();
-  return nullptr;
+    if (record.shape.parts[i].role == role) return record.parts[i];
+  return {};
+}
+
+// Of a layer on the host what is for devices.
+Status NotOnADevice(const BootedLayer& layer) {
+  return Status::Usage(Text("layer {} is in memory of the host", layer.ordinal))
+      .Expected("a layer on a device, for arrays on a device")
+      .Advice("boot with a device and room for all layers on it, or give arrays of the host");
 }
 
 Result<Precision> PrecisionOf(const MoeRequest& request, uint32_t expert) {
@@ -49,16 +57,47 @@ Result<const MoeKernels*> ExpertCompute::Kernels() {
   return kernels_;
 }
 
-Result<std::vector<ExpertWeights>> ExpertCompute::AddExperts(const BootedLayer& layer,
-                                                             const MoeRequest& request,
-                                                             uint32_t expert_count,
-                                                             std::vector<PinnedRecord>& pinned) {
-  std::vector<ExpertWeights> experts(expert_count);
+Result<DeviceCompute*> ExpertCompute::OnDevice(const BootedLayer& layer) {
+  if (layer.device < 0 || device_ == nullptr) return Fail(NotOnADevice(layer));
+  const std::lock_guard lock(mutex_);
+  if (on_device_ == nullptr) {
+    HP_ASSIGN(on_device_, NewDeviceCompute(*device_, records_.reader().layer_count()));
+    Log(LogLevel::kInfo, "experts of layers on {} are computed there", device_->name());
+  }
+  return on_device_.get();
+}
+
+Result<void> ExpertCompute::PinFp4(uint32_t layer, std::span<const uint32_t> experts,
+                                   Chosen& chosen) {
+  chosen.pinned.resize(experts.size());
+  chosen.fp4.resize(experts.size());
+  return pool().ParallelFor(experts.size(), [&](size_t i, size_t) -> Result<void> {
+    Result<PinnedRecord> got =
+        records_.Get(RecordKind::kDelta, {layer, experts[i]}, RecordAccess::kDemand);
+    if (!got)
+      return Fail(
+          std::move(got).error().Because(Text("FP4 of layer {}, expert {}", layer, experts[i])));
+    PinnedRecord& record = chosen.pinned[i] = *std::move(got);
+    chosen.fp4[i] = {experts[i], record.shape.encoding, PartOf(record, "fp13"),
+                     PartOf(record, "fp2")};
+    return {};
+  });
+}
+
+Result<ExpertCompute::Chosen> ExpertCompute::ChooseExperts(const BootedLayer& layer,
+                                                           const MoeRequest& request,
+                                                           uint32_t expert_count) {
+  Chosen chosen;
+  chosen.experts.resize(expert_count);
+  DeviceCompute* on_device = nullptr;
+  if (layer.device >= 0) {
+    HP_ASSIGN(on_device, OnDevice(layer));
+  }
   std::vector<uint32_t> fp4;
   const size_t booted = layer.geometry.experts;
   for (size_t i = 0; i < request.token_count * request.top_k; ++i) {
     const auto expert = static_cast<uint32_t>(request.ids[i]);
-    ExpertWeights& weights = experts[expert];
+    ExpertWeights& weights = chosen.experts[expert];
     if (weights.precision != Precision::kInvalid) continue;
     if (expert < layer.first_expert || expert - layer.first_expert >= booted)
       return Fail(Status::Data(Text("layer {}: expert {} was not booted", layer.ordinal, expert))
@@ -73,32 +112,30 @@ Result<std::vector<ExpertWeights>> ExpertCompute::AddExperts(const BootedLayer& 
     weights.sc2 = PieceOf(layer.sc2, booted, index);
     weights.bias13 = PieceOf(layer.bias13, booted, index);
     weights.bias2 = PieceOf(layer.bias2, booted, index);
-    if (weights.precision == Precision::kFp4) fp4.push_back(expert);
+    if (weights.precision != Precision::kFp4) continue;
+    ResidentFp4 resident;
+    if (on_device != nullptr) resident = on_device->Resident(layer.ordinal, expert);
+    weights.fp_encoding = resident.encoding;
+    weights.fp13 = resident.fp13;
+    weights.fp2 = resident.fp2;
+    if (resident.encoding == Encoding::kInvalid) fp4.push_back(expert);
   }
-  pinned.resize(fp4.size());
-  HP_TRY(pool().ParallelFor(fp4.size(), [&](size_t i, size_t) -> Result<void> {
-    ExpertWeights& weights = experts[fp4[i]];
-    HP_ASSIGN(pinned[i],
-              records_.Get(RecordKind::kDelta, {layer.ordinal, fp4[i]}, RecordAccess::kDemand));
-    weights.fp_encoding = pinned[i].shape.encoding;
-    weights.fp13 = PartOf(pinned[i], "fp13");
-    weights.fp2 = PartOf(pinned[i], "fp2");
-    return {};
-  }));
-  return experts;
+  HP_TRY(PinFp4(layer.ordinal, fp4, chosen));
+  for (const HostFp4& record : chosen.fp4) {
+    ExpertWeights& weights = chosen.experts[record.expert];
+    weights.fp_encoding = record.encoding;
+    weights.fp13 = record.fp13.data();
+    weights.fp2 = record.fp2.data();
+  }
+  return chosen;
 }
 
 Result<void> ExpertCompute::Forward(const BootedLayer& layer, const Activation& activation,
                                     const MoeRequest& request) {
-  if (layer.device >= 0)
-    return Fail(Status::Usage(Text("layer {} lives on CUDA device {}, and this operator computes "
-                                   "on the host",
-                                   layer.ordinal, layer.device))
-                    .Advice("boot with the device \"cpu\""));
   MoeCall call;
   call.layer = layer.ordinal;
   call.geometry = layer.geometry;
-  call.geometry.experts = records_.reader().geometry(layer.ordinal).experts;
+  call.geometry.experts = ExpertCount(layer);
   if (!request.precisions.empty() && request.precisions.size() != call.geometry.experts)
     return Fail(
         Status::Usage(Text("layer {}: one precision for each expert is needed", layer.ordinal))
@@ -114,12 +151,52 @@ Result<void> ExpertCompute::Forward(const BootedLayer& layer, const Activation& 
   call.y = request.y;
   call.mapped = layer.mapped;
   HP_TRY(CheckMoeCall(call));
-  std::vector<PinnedRecord> pinned;
-  HP_ASSIGN(const std::vector<ExpertWeights> experts,
-            AddExperts(layer, request, call.geometry.experts, pinned));
-  call.experts = experts;
+  HP_ASSIGN(const Chosen chosen, ChooseExperts(layer, request, call.geometry.experts));
+  call.experts = chosen.experts;
+  if (layer.device >= 0) {
+    HP_ASSIGN(DeviceCompute* const on_device, OnDevice(layer));
+    return on_device->Forward(call, chosen.fp4);
+  }
   HP_ASSIGN(const MoeKernels* const kernels, Kernels());
   return MoeForward(call, *kernels, pool());
+}
+
+Result<uint64_t> ExpertCompute::PrepareOnDevice(const BootedLayer& layer, uint32_t tokens,
+                                                uint32_t top_k) {
+  HP_ASSIGN(DeviceCompute* const on_device, OnDevice(layer));
+  HP_TRY(on_device->Prepare(layer, ExpertCount(layer)));
+  return DeviceWorkspaceBytes(layer.geometry, tokens, top_k);
+}
+
+Result<void> ExpertCompute::ForwardOnDevice(const BootedLayer& layer, const Activation& activation,
+                                            const DeviceMoeRequest& request) {
+  HP_ASSIGN(DeviceCompute* const on_device, OnDevice(layer));
+  return on_device->Enqueue(layer, ExpertCount(layer), activation, request);
+}
+
+Result<void> ExpertCompute::TakeRefusal(const BootedLayer& layer) {
+  HP_ASSIGN(DeviceCompute* const on_device, OnDevice(layer));
+  return on_device->TakeRefusal(layer.ordinal);
+}
+
+Result<void> ExpertCompute::LoadFp4(const BootedLayer& layer, std::span<const uint32_t> experts) {
+  HP_ASSIGN(DeviceCompute* const on_device, OnDevice(layer));
+  const size_t booted = layer.geometry.experts;
+  for (const uint32_t expert : experts)
+    if (expert < layer.first_expert || expert - layer.first_expert >= booted)
+      return Fail(Status::Usage(Text("layer {}: expert {} was not booted", layer.ordinal, expert))
+                      .Expected(Text("experts {} to {}", layer.first_expert,
+                                     layer.first_expert + booted - 1)));
+  HP_TRY(on_device->Prepare(layer, ExpertCount(layer)));
+  // As many at once as are read in parallel, so that memory of the host stays small.
+  const size_t at_once = std::max<size_t>(pool().worker_count(), 1);
+  for (size_t first = 0; first < experts.size(); first += at_once) {
+    Chosen some;
+    HP_TRY(PinFp4(layer.ordinal, experts.subspan(first, std::min(at_once, experts.size() - first)),
+                  some));
+    for (const HostFp4& record : some.fp4) HP_TRY(on_device->LoadFp4(layer.ordinal, record));
+  }
+  return {};
 }
 
 }  // namespace hotplane

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "base/worker_pool.h"
 #include "boot/boot.h"
+#include "engine/device_compute.h"
 #include "engine/expert_records.h"
 #include "moe/moe.h"
 
@@ -32,34 +33,57 @@ struct MoeRequest {
   float* y = nullptr;
 };
 
-// Thread-safe: calls from several threads share the cores one after another. `records` outlives it.
+// Thread-safe: calls from several threads share the cores, or the device, one after another.
+// `records` and `device` outlive it.
 class ExpertCompute {
  public:
-  // `isa`: of SelectMoeKernels; empty: the best one.
-  ExpertCompute(ExpertRecords& records, size_t worker_count, std::string isa)
-      : records_(records), worker_count_(worker_count), isa_(std::move(isa)) {}
+  // `isa`: of SelectMoeKernels; empty: the best one. `device`: where layers may live; null: none.
+  ExpertCompute(ExpertRecords& records, size_t worker_count, std::string isa, Device* device)
+      : records_(records), worker_count_(worker_count), isa_(std::move(isa)), device_(device) {}
 
-  // `layer` is published and on the host. Experts of FP4 are taken through the cache of delta
-  // records, several at once, and stay pinned until the call ends: those that find no slot there
-  // have memory of their own meanwhile. Errors as CheckMoeCall, MoeForward and ExpertRecords::Get;
-  // kUsage for a layer that lives on a device; kData naming an expert that this boot does not have.
-  // Of a sharded store this rank's part of the sum.
+  // `layer` is published. On the host it is computed there, on a device there: in bfloat16,
+  // whatever the arithmetic. Experts of FP4 are taken through the cache of delta records, several
+  // at once, and stay pinned until the call ends: those that find no slot there have memory of
+  // their own meanwhile. A device gets a copy for the call, but of those that LoadFp4 left there.
+  // Errors as CheckMoeCall, MoeForward and ExpertRecords::Get; kData naming an expert that this
+  // boot does not have; kSystem and kCapacity of the device. Of a sharded store this rank's part of
+  // the sum.
   Result<void> Forward(const BootedLayer& layer, const Activation& activation,
                        const MoeRequest& request);
 
+  // Of layers that live on a device, else kUsage. What they do is said in device_compute.h; the
+  // first one makes the layer ready for ForwardOnDevice, and may take a second.
+  Result<uint64_t> PrepareOnDevice(const BootedLayer& layer, uint32_t tokens, uint32_t top_k);
+  Result<void> ForwardOnDevice(const BootedLayer& layer, const Activation& activation,
+                               const DeviceMoeRequest& request);
+  Result<void> TakeRefusal(const BootedLayer& layer);
+  // Reads the experts' records, through the cache, and leaves them on the device.
+  Result<void> LoadFp4(const BootedLayer& layer, std::span<const uint32_t> experts);
+
  private:
-  Result<std::vector<ExpertWeights>> AddExperts(const BootedLayer& layer, const MoeRequest& request,
-                                                uint32_t expert_count,
-                                                std::vector<PinnedRecord>& pinned);
+  struct Chosen {
+    std::vector<ExpertWeights> experts;
+    std::vector<PinnedRecord> pinned;
+    std::vector<HostFp4> fp4;  // in `pinned`
+  };
+  Result<Chosen> ChooseExperts(const BootedLayer& layer, const MoeRequest& request,
+                               uint32_t expert_count);
+  Result<void> PinFp4(uint32_t layer, std::span<const uint32_t> experts, Chosen& chosen);
+  uint32_t ExpertCount(const BootedLayer& layer) const {
+    return records_.reader().geometry(layer.ordinal).experts;
+  }
   WorkerPool& pool();
   Result<const MoeKernels*> Kernels();
+  Result<DeviceCompute*> OnDevice(const BootedLayer& layer);
 
   ExpertRecords& records_;
   const size_t worker_count_;
   const std::string isa_;
+  Device* const device_;
   std::mutex mutex_;  // guards what is made at the first call
   const MoeKernels* kernels_ = nullptr;
   std::unique_ptr<WorkerPool> pool_;  // its own: a boot holds the engine's until it has landed
+  std::unique_ptr<DeviceCompute> on_device_;
 };
 
 }  // namespace hotplane

@@ -105,6 +105,7 @@ class RecordReader {
   const ResidentBase* Resident(uint32_t layer) const;  // null: none
 
   LayerGeometry geometry(uint32_t layer) const;  // REQUIRES a layer of the model
+  size_t layer_count() const { return generation_.manifest().layers.size(); }
   Result<void> CheckKey(ExpertKey key) const;    // kUsage
   RecordReaderStats stats() const;
 

@@ -1,0 +1,339 @@
+// Experts of layers on a GPU, by the engine: on arrays of the host and of the device. Skipped, and
+// saying so, where there is none; ctest also runs this on the fake driver of src/device/fake.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <random>
+
+#include "base/units.h"
+#include "engine/engine.h"
+#include "engine/synth.h"
+#include "io/test_directory.h"
+#include "moe/moe_cuda_testing.h"
+#include "moe/reference.h"
+
+namespace hotplane {
+namespace {
+
+using moe_cuda_testing::Buffer;
+using moe_cuda_testing::FromBf16;
+using moe_cuda_testing::Gpu;
+using moe_cuda_testing::ToBf16;
+
+constexpr uint32_t kExperts = 6;
+constexpr uint32_t kHidden = 128;
+constexpr uint32_t kIntermediate = 64;
+constexpr size_t kTokens = 7;
+constexpr size_t kTopK = 3;
+const std::vector<uint8_t> kMixed = {1, 2, 1, 2, 2, 1};
+
+class CudaComputeTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    gpu_ = Gpu::Open(&why);
+    if (gpu_ == nullptr) GTEST_SKIP() << "no CUDA device: " << why;
+    std::mt19937 random(3);
+    for (float& v : x_) v = FromBf16(ToBf16(std::normal_distribution<float>()(random)));
+    for (float& v : weights_) v = std::uniform_real_distribution<float>(0, 1)(random);
+    for (int32_t& id : ids_) id = static_cast<int32_t>(random() % kExperts);
+  }
+
+  // The engine that boots it on the GPU, and one on the host to compare with.
+  void Make(std::vector<Encoding> encodings, bool biases = false, EngineOptions options = {}) {
+    host_ = nullptr;
+    engine_ = nullptr;
+    options.store_directory = directory_.path() + "/store-" + std::to_string(++stores_);
+    SynthStoreOptions synth;
+    synth.geometry = {kExperts, kHidden, kIntermediate, biases};
+    synth.layers = 2;
+    synth.encodings = std::move(encodings);
+    synth.worker_count = 1;
+    const auto made = SynthStore(PosixEnv(), options.store_directory, synth);
+    ASSERT_TRUE(made) << made.error().ToString();
+    options.worker_count = 2;
+    host_ = Boot(options);
+    options.device.cuda = true;
+    options.device_options.ring_bytes = 16 * kMiB;
+    options.device_options.thread_count = 2;
+    engine_ = Boot(options);
+  }
+  static std::unique_ptr<Engine> Boot(const EngineOptions& options) {
+    auto engine = Engine::Open(PosixEnv(), options);
+    EXPECT_TRUE(engine) << engine.error().ToString();
+    const Result<void> booted = (*engine)->Boot([](const BootedLayer&) {});
+    EXPECT_TRUE(booted) << booted.error().ToString();
+    return std::move(*engine);
+  }
+
+  MoeRequest Request(uint32_t layer) {
+    MoeRequest request;
+    request.layer = layer;
+    request.arithmetic = Arithmetic::kFast;
+    request.token_count = kTokens;
+    request.top_k = kTopK;
+    request.x = x_.data();
+    request.ids = ids_.data();
+    request.weights = weights_.data();
+    request.y = y_.data();
+    return request;
+  }
+
+  // FP4 as the nibbles that the records give, whatever the store has.
+  void ExpectReference(const MoeRequest& request, const std::vector<float>& y) {
+    const BootedLayer& layer = **host_->WaitLayer(request.layer);
+    std::vector<std::vector<std::byte>> records;
+    std::vector<ExpertWeights> experts(kExperts);
+    for (uint32_t e = 0; e < kExperts; ++e) {
+      const auto piece = [&](std::span<const std::byte> part) {
+        return part.empty() ? nullptr : part.data() + part.size() / kExperts * e;
+      };
+      ExpertWeights& expert = experts[e];
+      expert.precision = request.precisions.empty() ? request.precision
+                                                    : static_cast<Precision>(request.precisions[e]);
+      expert.planes13 = piece(layer.planes13);
+      expert.sc13 = piece(layer.sc13);
+      expert.planes2 = piece(layer.planes2);
+      expert.sc2 = piece(layer.sc2);
+      expert.bias13 = piece(layer.bias13);
+      expert.bias2 = piece(layer.bias2);
+      if (expert.precision == Precision::kBase) continue;
+      const size_t w13 = NibblePlaneBytes(2 * kIntermediate, kHidden);
+      std::vector<std::byte>& record = records.emplace_back(w13 / 2 * 3);
+      ASSERT_TRUE(host_->ReadFp4(request.layer, e, record));
+      expert.fp_encoding = Encoding::kDeltaNibble;
+      expert.fp13 = record.data();
+      expert.fp2 = record.data() + w13;
+    }
+    MoeCall call;
+    call.geometry = layer.geometry;
+    call.activation = host_->generation().manifest().activation;
+    call.arithmetic = Arithmetic::kBf16;
+    call.token_count = request.token_count;
+    call.top_k = request.top_k;
+    call.x = request.x;
+    call.ids = request.ids;
+    call.weights = request.weights;
+    call.experts = experts;
+    const MoeReference reference = ReferenceMoe(call);
+    double largest = 0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      ASSERT_LE(std::fabs(double{y[i]} - reference.y[i]), reference.bound[i]) << i;
+      largest = std::max(largest, std::fabs(reference.y[i]));
+    }
+    EXPECT_GT(largest, 0);
+  }
+  void ExpectComputes(const MoeRequest& request) {
+    std::fill(y_.begin(), y_.end(), 12345.0f);
+    const Result<void> done = engine_->MoeForward(request);
+    ASSERT_TRUE(done) << done.error().ToString();
+    ExpectReference(request, y_);
+  }
+  void ExpectFailure(const Result<void>& done, StatusCode code, const std::string& text) {
+    ASSERT_FALSE(done) << text;
+    EXPECT_EQ(done.error().code(), code) << done.error().ToString();
+    EXPECT_NE(done.error().ToString().find(text), std::string::npos) << done.error().ToString();
+  }
+
+  // The same call on arrays of the device, with the stream of `gpu_`.
+  struct OnDevice {
+    Buffer x, ids, weights, y, precisions, workspace;
+    DeviceMoeRequest request;
+  };
+  OnDevice Place(uint32_t layer, std::vector<uint8_t> precisions = {}) {
+    OnDevice call;
+    std::vector<uint16_t> rounded;
+    for (const float v : x_) rounded.push_back(ToBf16(v));
+    call.x = Buffer(*gpu_, std::span<const uint16_t>(rounded));
+    call.ids = Buffer(*gpu_, std::span<const int32_t>(ids_));
+    call.weights = Buffer(*gpu_, std::span<const float>(weights_));
+    call.y = Buffer(*gpu_, std::span<const uint16_t>(rounded));
+    const Result<uint64_t> bytes = engine_->MoeWorkspaceBytes(layer, kTokens, kTopK);
+    EXPECT_TRUE(bytes) << bytes.error().ToString();
+    call.workspace = Buffer(*gpu_, *bytes);
+    EXPECT_EQ(gpu_->driver.cuMemsetD8(call.workspace.address(), 0, kDeviceWorkspaceZeros),
+              CUDA_SUCCESS);
+    call.request.layer = layer;
+    if (!precisions.empty()) {
+      call.precisions = Buffer(*gpu_, std::span<const uint8_t>(precisions));
+      call.request.precisions = call.precisions.as<uint8_t>();
+    }
+    call.request.token_count = kTokens;
+    call.request.top_k = kTopK;
+    call.request.x = call.x.as<uint16_t>();
+    call.request.ids = call.ids.as<int32_t>();
+    call.request.weights = call.weights.as<float>();
+    call.request.y = call.y.as<uint16_t>();
+    call.request.workspace = call.workspace.as<std::byte>();
+    call.request.workspace_bytes = call.workspace.bytes();
+    call.request.stream = gpu_->stream;
+    return call;
+  }
+  std::vector<float> Run(const OnDevice& call) {
+    const Result<void> done = engine_->MoeForwardOnDevice(call.request);
+    EXPECT_TRUE(done) << done.error().ToString();
+    EXPECT_EQ(gpu_->Wait(), CUDA_SUCCESS);
+    std::vector<float> y;
+    for (const uint16_t v : call.y.Download<uint16_t>()) y.push_back(FromBf16(v));
+    return y;
+  }
+
+  std::unique_ptr<Gpu> gpu_;
+  const TestDirectory directory_;
+  int stores_ = 0;
+  std::unique_ptr<Engine> host_, engine_;
+  std::vector<float> x_ = std::vector<float>(kTokens * kHidden);
+  std::vector<float> weights_ = std::vector<float>(kTokens * kTopK);
+  std::vector<int32_t> ids_ = std::vector<int32_t>(kTokens * kTopK);
+  std::vector<float> y_ = std::vector<float>(kTokens * kHidden);
+};
+
+TEST_F(CudaComputeTest, ComputesBaseFp4AndBothFromEitherEncoding) {
+  for (const Encoding encoding : {Encoding::kDeltaQuintal, Encoding::kDeltaNibble}) {
+    for (const bool biases : {false, true}) {
+      ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase, encoding}, biases));
+      MoeRequest request = Request(1);
+      ExpectComputes(request);
+      request.precisions = kMixed;
+      ExpectComputes(request);
+      request.precisions = {};
+      request.precision = Precision::kFp4;
+      ExpectComputes(request);
+      // Records that are on the device are computed from there.
+      ASSERT_TRUE(engine_->LoadFp4OnDevice(1, std::vector<uint32_t>{1, 4}));
+      const std::vector<float> copied = y_;
+      ExpectComputes(request);
+      EXPECT_EQ(y_, copied);
+      request.token_count = 0;
+      EXPECT_TRUE(engine_->MoeForward(request));
+    }
+  }
+}
+
+TEST_F(CudaComputeTest, ComputesOnArraysOfTheDeviceOnTheCallersStream) {
+  ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase, Encoding::kDeltaQuintal}));
+  MoeRequest request = Request(1);
+  OnDevice call = Place(1);
+  const std::vector<float> base = Run(call);
+  ExpectReference(request, base);
+  ASSERT_TRUE(engine_->MoeForward(request));
+  EXPECT_EQ(base, y_);
+
+  std::vector<uint32_t> all(kExperts);
+  std::iota(all.begin(), all.end(), 0);
+  ASSERT_TRUE(engine_->LoadFp4OnDevice(1, all));
+  call.request.precision = DevicePrecision::kFp4;
+  const std::vector<float> fp4 = Run(call);
+  request.precision = Precision::kFp4;
+  ExpectReference(request, fp4);
+  EXPECT_EQ(Run(Place(1)), base);
+
+  request.precisions = kMixed;
+  ExpectReference(request, Run(Place(1, kMixed)));
+  EXPECT_TRUE(engine_->TakeMoeRefusal(1));
+}
+
+TEST_F(CudaComputeTest, Fp4ThatIsNotOnTheDeviceFallsBackOrIsTold) {
+  ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase, Encoding::kDeltaNibble}));
+  std::fill(ids_.begin(), ids_.end(), 2);
+  ids_[0] = 5;
+  const std::vector<float> base = Run(Place(0));
+  OnDevice call = Place(0);
+  call.request.precision = DevicePrecision::kFp4OrBase;
+  EXPECT_EQ(Run(call), base);
+  EXPECT_TRUE(engine_->TakeMoeRefusal(0));
+
+  ASSERT_TRUE(engine_->LoadFp4OnDevice(0, std::vector<uint32_t>{2}));
+  MoeRequest request = Request(0);
+  const std::vector<uint8_t> only_2 = {1, 1, 2, 1, 1, 1};
+  request.precisions = only_2;
+  ExpectReference(request, Run(call));
+
+  call.request.precision = DevicePrecision::kFp4;
+  const std::vector<float> y = Run(call);
+  for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(std::isnan(y[i]), i < kHidden) << i;
+  EXPECT_TRUE(engine_->TakeMoeRefusal(1));
+  ExpectFailure(engine_->TakeMoeRefusal(0), StatusCode::kData, "layer 0: expert 5");
+  EXPECT_TRUE(engine_->TakeMoeRefusal(0)) << "told once";
+}
+
+TEST_F(CudaComputeTest, WhatCannotBeComputedIsNamed) {
+  ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}));
+  MoeRequest request = Request(1);
+  request.precision = Precision::kFp4;
+  ExpectFailure(engine_->MoeForward(request), StatusCode::kData, "layer 1, expert ");
+  ExpectFailure(engine_->LoadFp4OnDevice(1, std::vector<uint32_t>{3}), StatusCode::kData,
+                "expert 3");
+  ExpectFailure(engine_->LoadFp4OnDevice(1, std::vector<uint32_t>{kExperts}), StatusCode::kUsage,
+                "expert 6");
+  ids_[4] = kExperts;
+  ExpectFailure(engine_->MoeForward(Request(1)), StatusCode::kUsage, "ids [1, 1]");
+  const std::vector<float> y = Run(Place(1));
+  for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(std::isnan(y[i]), i / kHidden == 1) << i;
+  ExpectFailure(engine_->TakeMoeRefusal(1), StatusCode::kUsage, "assignment 4");
+  ids_[4] = 0;
+
+  OnDevice call = Place(1);
+  call.request.workspace_bytes -= 1;
+  ExpectFailure(engine_->MoeForwardOnDevice(call.request), StatusCode::kUsage, "workspace");
+  call = Place(1);
+  call.request.x = nullptr;
+  ExpectFailure(engine_->MoeForwardOnDevice(call.request), StatusCode::kUsage, "x");
+  call.request.precision = static_cast<DevicePrecision>(4);
+  ExpectFailure(engine_->MoeForwardOnDevice(call.request), StatusCode::kUsage, "precision");
+  call.request.layer = 0;
+  call.request.precision = DevicePrecision::kBase;
+  ExpectFailure(engine_->MoeForwardOnDevice(call.request), StatusCode::kUsage, "not prepared");
+  call.request.layer = 2;
+  ExpectFailure(engine_->MoeForwardOnDevice(call.request), StatusCode::kUsage, "layer 2");
+  ExpectFailure(host_->TakeMoeRefusal(1), StatusCode::kUsage, "memory of the host");
+}
+
+TEST_F(CudaComputeTest, SomeExpertsAndLayersOnTheHost) {
+  EngineOptions some;
+  some.experts = ExpertRange{2, 5};
+  ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}, false, some));
+  ExpectFailure(engine_->MoeForward(Request(1)), StatusCode::kData, "was not booted");
+  for (int32_t& id : ids_) id = 2 + id % 3;
+  ASSERT_TRUE(engine_->MoeForward(Request(1)));
+  const std::vector<float> y = y_;
+  EXPECT_EQ(Run(Place(1)), y);
+
+  // A base that stays in the page cache is computed on the host, and only there.
+  EngineOptions host;
+  host.base_residency = Residency::kHost;
+  ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}, false, host));
+  ASSERT_TRUE(engine_->MoeForward(Request(1)));
+  const std::vector<float> on_host = y_;
+  ASSERT_TRUE(host_->MoeForward(Request(1)));
+  EXPECT_EQ(on_host, y_);
+  EXPECT_FALSE(engine_->MoeWorkspaceBytes(1, 1, 1));
+}
+
+// More than one piece of a call: of many tokens the operator makes several launches.
+TEST_F(CudaComputeTest, ManyTokensAreThoseOfSmallCalls) {
+  ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}));
+  const size_t times = 60;
+  std::vector<float> x, weights, y(times * y_.size());
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < times; ++i) {
+    x.insert(x.end(), x_.begin(), x_.end());
+    weights.insert(weights.end(), weights_.begin(), weights_.end());
+    ids.insert(ids.end(), ids_.begin(), ids_.end());
+  }
+  MoeRequest request = Request(0);
+  ASSERT_TRUE(engine_->MoeForward(request));
+  request.token_count *= times;
+  request.x = x.data();
+  request.ids = ids.data();
+  request.weights = weights.data();
+  request.y = y.data();
+  ASSERT_TRUE(engine_->MoeForward(request));
+  for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(y[i], y_[i % y_.size()]) << i;
+}
+
+}  // namespace
+}  // namespace hotplane
