@@ -21,6 +21,26 @@ TEST(Sha256, KnownValues) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
+std::string DigestBy(const Sha256Variant& variant, std::span<const std::byte> bytes) {
+  Sha256 sha(variant);
+  sha.Update(bytes);
+  return sha.FinishHex();
+}
+
+TEST(Sha256, EveryVariantGivesTheSameDigest) {
+  ASSERT_STREQ(Sha256Variants().back().name, "scalar");
+  std::string text;
+  for (uint32_t i = 0; i < 3000; ++i) {
+    const std::string expected = DigestBy(Sha256Variants().back(), Bytes(text));
+    for (const Sha256Variant& variant : Sha256Variants())
+      ASSERT_EQ(DigestBy(variant, Bytes(text)), expected) << variant.name << ", " << i;
+    text += static_cast<char>(i * 2654435761u >> 24);
+  }
+  for (const Sha256Variant& variant : Sha256Variants())
+    EXPECT_EQ(DigestBy(variant, Bytes(std::string(1000000, 'a'))),
+              "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
 // Every length around the block and padding boundaries, cut at every place.
 TEST(Sha256, PiecesGiveTheDigestOfTheWhole) {
   std::string text;
