@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """build_overlap.py HOTPLANE FOLDER [--geometry G] [--checkpoint FORMAT] [--layers N]
-[--store-folder DIR] [--rounds N] [--smoke] [--json FILE]
+[--store-folder DIR] [--rounds N] [--device D] [--smoke] [--json FILE]
 
 How a build scales, and whether it reads while it quantizes. One synthetic checkpoint is built from
 the page cache with one worker and with all, and from the disk with all; the store goes to memory
@@ -33,30 +33,30 @@ def read_all(paths):
     return time.monotonic() - start
 
 
-def build(program, model, store_folder, workers):
+def build(program, model, store_folder, workers, device):
     """Seconds of one build into a fresh store, and how many workers it had."""
     with tempfile.TemporaryDirectory(prefix="bench-store-", dir=store_folder) as folder:
         done = subprocess.run([program, "build", model, "--store", os.path.join(folder, "store"),
-                               "--json", "--workers", str(workers)],
+                               "--json", "--workers", str(workers), "--device", device],
                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                               check=True)
     report = json.loads(done.stdout)
     return report["seconds"], report["workers"]
 
 
-def measure(program, model, store_folder, rounds):
+def measure(program, model, store_folder, rounds, device):
     paths = shards(model)
     seconds = {"one_worker": [], "all_workers": [], "read_disk": [], "from_disk": []}
     workers = 0
     for _ in range(rounds):
         read_all(paths)
-        seconds["one_worker"].append(build(program, model, store_folder, 1)[0])
-        elapsed, workers = build(program, model, store_folder, 0)
+        seconds["one_worker"].append(build(program, model, store_folder, 1, device)[0])
+        elapsed, workers = build(program, model, store_folder, 0, device)
         seconds["all_workers"].append(elapsed)
         drop_cache(paths)
         seconds["read_disk"].append(read_all(paths))
         drop_cache(paths)
-        seconds["from_disk"].append(build(program, model, store_folder, 0)[0])
+        seconds["from_disk"].append(build(program, model, store_folder, 0, device)[0])
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     larger = max(medians["all_workers"], medians["read_disk"])
     return {"workers": workers, "rounds": rounds, "bytes": sum(map(os.path.getsize, paths)),
@@ -75,6 +75,7 @@ def main():
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--store-folder", default="/dev/shm")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N: who quantizes")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json")
     arguments = parser.parse_args()
@@ -85,10 +86,11 @@ def main():
                         str(arguments.layers), "--checkpoint", arguments.checkpoint, "-q"],
                        check=True)
         result = measure(arguments.program, model, arguments.store_folder,
-                         1 if arguments.smoke else arguments.rounds)
+                         1 if arguments.smoke else arguments.rounds, arguments.device)
     finally:
         shutil.rmtree(model, ignore_errors=True)
-    result.update(geometry=geometry, checkpoint=arguments.checkpoint, layers=arguments.layers)
+    result.update(geometry=geometry, checkpoint=arguments.checkpoint, layers=arguments.layers,
+                  device=arguments.device)
     seconds, size = result["seconds"], result["bytes"]
     print(f"build of {size / 2**30:.2f} GiB {arguments.checkpoint} into memory: page cache, one "
           f"worker {seconds['one_worker']:.2f} s; page cache, {result['workers']} workers "

@@ -382,6 +382,7 @@ Result<BuildQueueOptions> CheckpointBuilds::Prepare(const std::vector<uint32_t>&
   report_.worker_count = queue.worker_count;
   read_options_.worker_count = queue.worker_count;
   read_options_.cancel = options_.cancel;
+  read_options_.shared = generation_.world() > 1 && options_.rank.has_value();
   if (workspace_bytes_ == 0) return queue;
   // Workers come first; what the limit leaves is read ahead into.
   const uint64_t slot_bytes = read_options_.slot_bytes;

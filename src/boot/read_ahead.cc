@@ -212,9 +212,13 @@ std::string ReadAhead::path() const {
     return "by the workers (the staging limit leaves no room to read ahead)";
   if (bytes_ahead_ == 0)
     return driving_ ? "from the page cache" : "by the workers (nothing could be read ahead)";
-  return Text(
-      "{} ahead, {}, {}", FormatBytes(options_.ahead_count * options_.slot_bytes), reader_text_,
-      direct_refusal_.empty() ? "O_DIRECT" : Text("through the page cache ({})", direct_refusal_));
+  std::string way = "O_DIRECT";
+  if (options_.shared)
+    way = "through the page cache (builders of other ranks read the same)";
+  else if (!direct_refusal_.empty())
+    way = Text("through the page cache ({})", direct_refusal_);
+  return Text("{} ahead, {}, {}", FormatBytes(options_.ahead_count * options_.slot_bytes),
+              reader_text_, way);
 }
 
 // What somebody waits for comes first, then what is next in order. Slots cannot all be held by
@@ -319,7 +323,7 @@ void ReadAhead::ListRequests(Pieces::iterator piece) {
 }
 
 File* ReadAhead::DirectShard(uint32_t file) {
-  if (refused_.contains(file)) return nullptr;
+  if (options_.shared || refused_.contains(file)) return nullptr;
   const Result<File*> direct = checkpoint_.OpenShard(file, OpenMode::kReadDirect);
   if (direct) return *direct;
   refused_.insert(file);

@@ -33,6 +33,7 @@ struct ReadAheadOptions {
   uint64_t slot_bytes = 0;  // SlotBytes of the largest piece
   size_t worker_count = 1;  // that take pieces, one each at a time
   size_t ahead_count = 0;   // pieces that may be in memory beyond theirs; 0: nothing is read ahead
+  bool shared = false;      // other processes read the same bytes meanwhile: through the page cache
   const CancelToken* cancel = nullptr;
 };
 

@@ -303,6 +303,22 @@ TEST_F(ReadAheadTest, ReadsThroughThePageCacheWhereDirectReadsAreRefused) {
   EXPECT_NE(reads->path().find("refuses O_DIRECT"), std::string::npos) << reads->path();
 }
 
+TEST_F(ReadAheadTest, LeavesInThePageCacheWhatOthersReadAsWell) {
+  const Source source(env_);
+  Cool(memory_, source.checkpoint);
+  const auto reads =
+      ReadAhead::Create(
+          source.checkpoint,
+          {.slot_bytes = source.slot_bytes, .worker_count = 1, .ahead_count = 3, .shared = true})
+          .value();
+  source.ExpectAllRight(*reads);
+  EXPECT_GT(reads->bytes_ahead(), 0u);
+  EXPECT_EQ(DirectReads(env_), 0u);
+  const auto others = source.Read(1, 3);
+  source.ExpectAllRight(*others);
+  EXPECT_EQ(others->bytes_ahead(), 0u);
+}
+
 // What Checkpoint::Read says of it, and nothing else; the pieces before it come.
 TEST_F(ReadAheadTest, TellsErrorsInTheMiddleAsAPlainReadDoes) {
   const Source source(env_);
@@ -477,6 +493,28 @@ TEST(ReadAheadBuild, WritesTheSameStore) {
       EXPECT_EQ(report.bytes_read, report.bytes_needed);
       EXPECT_NE(report.read_path.find("ahead"), std::string::npos) << report.read_path;
     }
+  }
+}
+
+// Every rank's builder reads all of it: the first one leaves it in the page cache for the others.
+TEST(ReadAheadBuild, OfOneRankLeavesTheCheckpointInThePageCache) {
+  for (const bool one_rank : {false, true}) {
+    MemEnv memory;
+    SynthCheckpointOptions model = SmallModel();
+    model.geometry.intermediate = 128;
+    WriteCheckpoint(memory, model);
+    FaultEnv env(memory);
+    env.Add(Fault{.action = FaultAction::kError,
+                  .count = Fault::kForever,
+                  .kind = OperationKind::kCachedBytes});
+    BuildOptions options = BothTiers(2);
+    options.shard_world = 2;
+    if (one_rank) options.rank = 1;
+    const Result<BuildReport> report = BuildStore(env, options);
+    ASSERT_TRUE(report) << report.error().ToString();
+    EXPECT_GT(report->bytes_read_ahead, 0u);
+    EXPECT_EQ(DirectReads(env) == 0, one_rank);
+    EXPECT_EQ(report->read_path.find("other ranks") != std::string::npos, one_rank);
   }
 }
 
