@@ -49,9 +49,9 @@ Result<Setup> Prepare(Options options) {
   }
   if (precision != Precision::kSource) {
     const bool fp4 = precision != Precision::kBase;
-    auto store = StoreExperts::Boot(
-        {setup.options.store, setup.options.model, fp4, setup.options.arithmetic},
-        setup.model.config);
+    auto store = StoreExperts::Boot({setup.options.store, setup.options.model, fp4,
+                                     setup.options.arithmetic, setup.options.device},
+                                    setup.model.config);
     if (!store) return Failure(store.error());
     setup.store = std::move(*store);
   }
@@ -101,6 +101,7 @@ void PrintRows(const Options& options, const std::vector<Row>& rows) {
                    {"model", options.model},
                    {"text", options.text},
                    {"arithmetic", options.arithmetic == HOTPLANE_EXACT ? "exact" : "fast"},
+                   {"device", options.device},
                    {"loss", rows.front().scoring.loss},
                    {"bytes_scored", rows.front().scoring.predictions.size()},
                    {"rows", json::array()}};

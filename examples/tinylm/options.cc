@@ -20,7 +20,8 @@ are computed by hotplane from the store; layers that the store lacks are built o
   --share S               mixed: in each layer the experts that carry this share of the routed
                           weight are at FP4, the others at base; 0 to 1 (0.75)
   --text FILE             what is scored, and what the routed weight of mixed is measured on
-  --arithmetic fast|exact of hotplane's products (fast)
+  --arithmetic fast|exact of hotplane's products on the CPU (fast)
+  --device cpu|cuda|cuda:N where hotplane computes (cpu); on a GPU in bfloat16
   --threads N             eval: windows at the same time (the CPUs)
   --json                  one object on stdout
 
@@ -68,6 +69,7 @@ bool Set(const std::string& name, const std::string& value, Options& options, bo
   if (name == "--prompt") return !(options.prompt = value).empty();
   if (name == "--precision") return SetPrecision(value, options);
   if (name == "--arithmetic") return SetArithmetic(value, options);
+  if (name == "--device") return !(options.device = value).empty();
   if (name == "--share") return Parse(value, 0.0, 1.0, options.share);
   if (name == "--threads") return Parse(value, 1u, 1024u, options.threads);
   if (name == "--tokens") return Parse(value, 1u, 1u << 20, options.tokens);

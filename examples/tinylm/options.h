@@ -21,6 +21,7 @@ struct Options {
   std::optional<Precision> precision;
   double share = 0.75;  // of the routed weight at FP4, for Precision::kMixed; 0 to 1
   hotplane_arithmetic arithmetic = HOTPLANE_FAST;
+  std::string device = "cpu";  // where the store is booted to, and its experts are computed
   bool json = false;
   uint32_t threads = 0;  // 1 or more after ParseOptions
 

@@ -20,6 +20,7 @@ Result<std::unique_ptr<StoreExperts>> StoreExperts::Boot(const StoreOptions& opt
                                                          const Config& config) {
   hotplane::api::BootOptions boot;
   boot.checkpoint = options.checkpoint;
+  boot.device = options.device;
   if (options.fp4) {
     boot.want_delta = true;
     boot.delta_cache_bytes = DeltaBytes(config);
@@ -41,6 +42,9 @@ Result<std::unique_ptr<StoreExperts>> StoreExperts::Boot(const StoreOptions& opt
     if (found != wanted) {
       return Failure(HOTPLANE_DATA, "the store is of another model", options.store, wanted, found);
     }
+    if (!options.fp4 || layer.device < 0) continue;
+    const Result<void> loaded = engine->MoeLoadFp4(layer.ordinal);
+    if (!loaded) return Failure(loaded.error());
   }
   return std::unique_ptr<StoreExperts>(
       new StoreExperts(std::move(*engine), config, options.arithmetic));

@@ -19,6 +19,7 @@ struct StoreOptions {
   std::string checkpoint;  // what the store was built from; layers that are missing are built of it
   bool fp4 = false;        // FP4 will be asked for
   hotplane_arithmetic arithmetic = HOTPLANE_FAST;
+  std::string device = "cpu";
 };
 
 class StoreExperts : public Experts {

@@ -214,6 +214,26 @@ class Engine {
     return Ended(hotplane_moe_forward(handle_, &call));
   }
 
+  // On arrays of the layer's device: hotplane.h says what each of these does.
+  Result<size_t> MoeWorkspaceBytes(uint32_t layer, uint32_t token_count, uint32_t top_k) const {
+    size_t bytes = 0;
+    const auto ended =
+        Ended(hotplane_moe_workspace_bytes(handle_, layer, token_count, top_k, &bytes));
+    if (!ended) return tl::unexpected<Error>(ended.error());
+    return bytes;
+  }
+  Result<void> MoeForwardOnDevice(const hotplane_device_moe& call) const {
+    return Ended(hotplane_moe_forward_on_device(handle_, &call));
+  }
+  Result<void> MoeRefusal(uint32_t layer) const {
+    return Ended(hotplane_moe_refusal(handle_, layer));
+  }
+  // Empty: of all experts that were booted.
+  Result<void> MoeLoadFp4(uint32_t layer, const std::vector<uint32_t>& experts = {}) const {
+    return Ended(hotplane_moe_load_fp4(handle_, layer, experts.empty() ? nullptr : experts.data(),
+                                       experts.size()));
+  }
+
   hotplane_engine* handle() const { return handle_; }
 
  private:

@@ -227,6 +227,8 @@ typedef struct hotplane_build_options {
    * may be NULL. */
   hotplane_progress_callback on_progress;
   void* user;
+  const char* device; /* "cpu", "cuda" or "cuda:N": what quantizes, with the CPU for what does not
+                         fit; NULL: "cpu". The store is the same */
 } hotplane_build_options;
 HOTPLANE_API void hotplane_build_options_init(hotplane_build_options* options);
 
@@ -465,7 +467,8 @@ HOTPLANE_API hotplane_code hotplane_get_cache_stats(const hotplane_engine* engin
  * read at every call. */
 typedef enum hotplane_precision {
   HOTPLANE_PRECISION_BASE = 1,
-  HOTPLANE_PRECISION_FP4 = 2
+  HOTPLANE_PRECISION_FP4 = 2,
+  HOTPLANE_PRECISION_FP4_OR_BASE = 3 /* of calls on a device: FP4 where it is there already */
 } hotplane_precision;
 
 typedef enum hotplane_arithmetic {
@@ -473,15 +476,15 @@ typedef enum hotplane_arithmetic {
   HOTPLANE_EXACT = 2 /* activations stay float32 */
 } hotplane_arithmetic;
 
-/* One call of the operator on the host, straight from the planes; with e = ids[t,s]
+/* One call of the operator on arrays of the host, straight from the planes; with e = ids[t,s]
  *   y[t] = sum over s of weights[t,s] * (w2[e] act(w13[e] x[t] + bias13[e]) + bias2[e])
  * Arrays are contiguous, row-major and the caller's own; y may not overlap x. */
 typedef struct hotplane_moe {
   size_t struct_bytes;
-  uint32_t layer;       /* ordinal; published by the boot, on the host */
+  uint32_t layer;       /* ordinal; published by the boot */
   uint32_t token_count; /* T; 0: nothing is done */
   uint32_t top_k;       /* k; an expert may come twice for a token */
-  int arithmetic;       /* a hotplane_arithmetic; FAST by default */
+  int arithmetic;       /* a hotplane_arithmetic, of layers on the host; FAST by default */
   int precision; /* a hotplane_precision, of every expert where there are no `precisions`; BASE
                     by default */
   const uint8_t* precisions; /* [E of the model's layer], a hotplane_precision each; NULL */
@@ -491,15 +494,66 @@ typedef struct hotplane_moe {
   float* y;                  /* [T, H] */
 } hotplane_moe;
 HOTPLANE_API void hotplane_moe_init(hotplane_moe* call);
-/* Results are the same to the bit for every number of threads, run, CPU, and whatever other tokens
- * are in the call; FP4 also from either encoding. Calls of several threads take turns. Of a sharded
- * store this rank's part of the sum. HOTPLANE_ISA in the environment forces an instruction set
+/* A layer on the host is computed there, one on a CUDA device on that, in bfloat16: x is rounded,
+ * and copied there and back; its FP4 is copied for the call, but for what hotplane_moe_load_fp4
+ * left there. On the host results are the same to the bit for every number of threads, run, CPU,
+ * and whatever other tokens are in the call; FP4 also from either encoding. Calls of several
+ * threads take turns. Of a sharded store this rank's part of the sum. HOTPLANE_ISA in the
+ * environment forces an instruction set
  * ("scalar", "avx2", "avx512") when the engine is opened.
  * HOTPLANE_USAGE for NULL, ids out of range, activations or weights that are not finite, a layer
- * that is not published or that lives on a device; HOTPLANE_DATA for an expert that was not booted,
- * or whose delta record is absent or damaged; HOTPLANE_CAPACITY when memory is short. What is in y
- * after a failure is unspecified. */
+ * that is not published; HOTPLANE_DATA for an expert that was not booted, or whose delta record is
+ * absent or damaged; HOTPLANE_CAPACITY when memory is short, the host's or the device's;
+ * HOTPLANE_SYSTEM when the device fails. What is in y after a failure is unspecified. */
 HOTPLANE_API hotplane_code hotplane_moe_forward(hotplane_engine* engine, const hotplane_moe* call);
+
+/* The same on arrays in the memory of the CUDA device that the layer lives on, enqueued on the
+ * caller's stream: nothing waits, and it can be captured in a CUDA graph. Arrays are contiguous,
+ * row-major, 16-byte aligned; none overlaps y. Products are of bfloat16 activations and exact
+ * weights, summed in float32; the same call gives the same bits every time (docs/operator.md). */
+typedef struct hotplane_device_moe {
+  size_t struct_bytes;
+  uint32_t layer;         /* ordinal; published by the boot, on a CUDA device */
+  uint32_t token_count;   /* T; 0: nothing is done */
+  uint32_t top_k;         /* k; an expert may come twice for a token */
+  int precision;          /* a hotplane_precision, of every expert where there are no `precisions`;
+                             BASE by default */
+  const void* precisions; /* uint8_t [E of the model's layer], a hotplane_precision each; NULL */
+  const void* x;          /* bfloat16 [T, H] */
+  const void* ids;        /* int32_t [T, k] */
+  const void* weights;    /* float [T, k] */
+  void* y;                /* bfloat16 [T, H] */
+  /* Device memory of hotplane_moe_workspace_bytes, one call at a time. Its first
+   * HOTPLANE_WORKSPACE_ZEROS bytes are zeros before the first call, and the operator's afterwards.
+   */
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream; /* a CUstream or cudaStream_t of the device; NULL: its default stream */
+} hotplane_device_moe;
+#define HOTPLANE_WORKSPACE_ZEROS 256
+HOTPLANE_API void hotplane_device_moe_init(hotplane_device_moe* call);
+/* What a call of so many tokens needs, at least; fewer need less. The first one of a layer also
+ * makes it ready, allocates and waits: before any capture. HOTPLANE_USAGE for a layer that is not
+ * published or lives on the host. */
+HOTPLANE_API hotplane_code hotplane_moe_workspace_bytes(hotplane_engine* engine, uint32_t layer,
+                                                        uint32_t token_count, uint32_t top_k,
+                                                        size_t* bytes);
+/* HOTPLANE_USAGE for what the host can see: NULL, misaligned, too small a workspace, a layer that
+ * is not ready; HOTPLANE_SYSTEM when the launch fails. What only the device sees - an id that is no
+ * expert, an expert without what was asked for - makes the rows of y concerned NaN and is told by
+ * hotplane_moe_refusal. */
+HOTPLANE_API hotplane_code hotplane_moe_forward_on_device(hotplane_engine* engine,
+                                                          const hotplane_device_moe* call);
+/* The first of the things that calls on the device of this layer could not compute since this was
+ * last asked: HOTPLANE_DATA naming the expert, HOTPLANE_USAGE for an id; HOTPLANE_OK: nothing.
+ * Waits for no stream: of calls that have ended. */
+HOTPLANE_API hotplane_code hotplane_moe_refusal(hotplane_engine* engine, uint32_t layer);
+/* Copies the FP4 of `count` experts to the layer's device, where it stays until hotplane_close;
+ * NULL and 0: of all that were booted. No hotplane_moe_forward_on_device of this layer may be on
+ * its way or be made meanwhile. Errors as of hotplane_moe_forward; HOTPLANE_CAPACITY where the
+ * device's memory ends: the experts before are there. */
+HOTPLANE_API hotplane_code hotplane_moe_load_fp4(hotplane_engine* engine, uint32_t layer,
+                                                 const uint32_t* experts, size_t count);
 
 /* Ends a boot that still runs, and the use of all pointers but those of records that are not
  * released and of DLPack tensors that are not deleted yet; frees everything that is not theirs.

@@ -57,18 +57,20 @@ class ProgressCalls {
   std::thread thread_;
 };
 
+// `first_bytes`: of the first version of the struct.
 template <typename Options>
-Result<Options> ReadOptions(const Options* options, const char* name, void (*init)(Options*)) {
+Result<Options> ReadOptions(const Options* options, const char* name, void (*init)(Options*),
+                            size_t first_bytes) {
   Options full;
   init(&full);
   if (options == nullptr) return full;
-  if (options->struct_bytes != sizeof(full))
+  if (options->struct_bytes != sizeof(full) && options->struct_bytes != first_bytes)
     return Fail(
         Status::Usage(Text("{} has an unknown size", name))
             .Expected(Text("{} bytes", sizeof(full)))
             .Found(Text("{} bytes", options->struct_bytes))
             .Advice(Text("fill it with {}_init; a newer caller needs a newer library", name)));
-  std::memcpy(static_cast<void*>(&full), options, sizeof(full));
+  std::memcpy(static_cast<void*>(&full), options, options->struct_bytes);
   return full;
 }
 
@@ -105,16 +107,30 @@ Result<BuildOptions> EngineOptionsOf(const hotplane_build_options& options) {
   return build;
 }
 
+// Null: the CPU quantizes alone.
+Result<std::unique_ptr<Device>> OpenDevice(const hotplane_build_options& options) {
+  if (options.device == nullptr) return std::unique_ptr<Device>();
+  HP_ASSIGN(const DeviceName name, ParseDeviceName(options.device));
+  if (!name.cuda) return std::unique_ptr<Device>();
+  DeviceOptions device;
+  device.ring_bytes = kStagedBytesMax;  // nothing lands
+  device.thread_count = options.workers;
+  return OpenCudaDevice(name.ordinal, device);
+}
+
 Result<void> BuildStore(const std::string& path, const std::string& store,
                         const hotplane_build_options* given) {
   HP_ASSIGN(const hotplane_build_options options,
-            ReadOptions(given, "hotplane_build_options", &hotplane_build_options_init));
+            ReadOptions(given, "hotplane_build_options", &hotplane_build_options_init,
+                        offsetof(hotplane_build_options, device)));
   HP_ASSIGN(BuildOptions build, EngineOptionsOf(options));
   InstallFaultGuard();
   ProgressCalls calls(options.on_progress, options.user);
   HP_TRY(calls.cancel.Check());
   build.cancel = &calls.cancel;
   build.progress = &calls.progress;
+  HP_ASSIGN(const std::unique_ptr<Device> device, OpenDevice(options));
+  build.device = device.get();
   HP_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(PosixEnv(), path));
   HP_ASSIGN(const MoeModel model, DiscoverMoe(checkpoint));
   HP_ASSIGN(const BuildReport report, Build(PosixEnv(), checkpoint, model, store, build));
@@ -147,7 +163,8 @@ Result<PlanesCacheImportOptions> ImportOptionsOf(const hotplane_import_options& 
 Result<void> ImportStore(const std::string& cache, const std::string& store,
                          const hotplane_import_options* given) {
   HP_ASSIGN(const hotplane_import_options options,
-            ReadOptions(given, "hotplane_import_options", &hotplane_import_options_init));
+            ReadOptions(given, "hotplane_import_options", &hotplane_import_options_init,
+                        sizeof(hotplane_import_options)));
   HP_ASSIGN(PlanesCacheImportOptions import, ImportOptionsOf(options));
   HP_TRY(CheckCacheApart(cache, store));
   InstallFaultGuard();

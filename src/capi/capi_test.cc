@@ -438,6 +438,35 @@ TEST_F(CapiTest, ALayerIsATensorThatOutlivesTheEngine) {
   versioned->deleter(versioned);
 }
 
+TEST_F(CapiTest, WhatIsForDevicesRefusesLayersOnTheHost) {
+  hotplane_engine* engine = nullptr;
+  ASSERT_EQ(hotplane_boot(store_.c_str(), nullptr, &engine), HOTPLANE_OK) << hotplane_last_error();
+  hotplane_device_moe on_device;
+  hotplane_device_moe_init(&on_device);
+  hotplane_device_moe_init(nullptr);
+  EXPECT_EQ(on_device.precision, HOTPLANE_PRECISION_BASE);
+  EXPECT_EQ(hotplane_moe_forward_on_device(engine, &on_device), HOTPLANE_USAGE);
+  EXPECT_NE(std::string(hotplane_last_error()).find("memory of the host"), std::string::npos);
+  on_device.precision = 4;
+  EXPECT_EQ(hotplane_moe_forward_on_device(engine, &on_device), HOTPLANE_USAGE);
+  EXPECT_NE(std::string(hotplane_last_error()).find("precision"), std::string::npos);
+  on_device.struct_bytes = 8;
+  EXPECT_EQ(hotplane_moe_forward_on_device(engine, &on_device), HOTPLANE_USAGE);
+  EXPECT_NE(std::string(hotplane_last_error()).find("unknown size"), std::string::npos);
+  size_t bytes = 0;
+  EXPECT_EQ(hotplane_moe_workspace_bytes(engine, 0, 1, 1, &bytes), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_moe_workspace_bytes(engine, 0, 1, 1, nullptr), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_moe_workspace_bytes(nullptr, 0, 1, 1, &bytes), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_moe_refusal(engine, 0), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_moe_refusal(nullptr, 0), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_moe_load_fp4(engine, 0, nullptr, 0), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_moe_load_fp4(engine, 0, nullptr, 1), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_moe_load_fp4(nullptr, 0, nullptr, 0), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_moe_forward_on_device(nullptr, &on_device), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_moe_forward_on_device(engine, nullptr), HOTPLANE_USAGE);
+  hotplane_close(engine);
+}
+
 TEST_F(CapiTest, TheOperatorTakesWhatIsRightAndRefusesTheRest) {
   hotplane_engine* engine = nullptr;
   ASSERT_EQ(hotplane_boot(store_.c_str(), nullptr, &engine), HOTPLANE_OK) << hotplane_last_error();

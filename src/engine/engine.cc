@@ -546,7 +546,7 @@ Result<const BootedLayer*> Engine::WaitLayer(uint32_t ordinal) {
   return Fail(Status::Usage(Text("layer {} is not among those that this boot publishes", ordinal)));
 }
 
-Result<const BootedLayer*> Engine::Published(uint32_t ordinal) {
+Result<const BootedLayer*> Engine::PublishedLayer(uint32_t ordinal) {
   const std::lock_guard lock(mutex_);
   for (const BootedLayer& published : layers_)
     if (published.ordinal == ordinal) return &published;
@@ -556,27 +556,27 @@ Result<const BootedLayer*> Engine::Published(uint32_t ordinal) {
 }
 
 Result<void> Engine::MoeForward(const MoeRequest& request) {
-  HP_ASSIGN(const BootedLayer* const layer, Published(request.layer));
+  HP_ASSIGN(const BootedLayer* const layer, PublishedLayer(request.layer));
   return compute_->Forward(*layer, manifest_.activation, request);
 }
 
 Result<uint64_t> Engine::MoeWorkspaceBytes(uint32_t layer, uint32_t tokens, uint32_t top_k) {
-  HP_ASSIGN(const BootedLayer* const published, Published(layer));
+  HP_ASSIGN(const BootedLayer* const published, PublishedLayer(layer));
   return compute_->PrepareOnDevice(*published, tokens, top_k);
 }
 
 Result<void> Engine::MoeForwardOnDevice(const DeviceMoeRequest& request) {
-  HP_ASSIGN(const BootedLayer* const layer, Published(request.layer));
+  HP_ASSIGN(const BootedLayer* const layer, PublishedLayer(request.layer));
   return compute_->ForwardOnDevice(*layer, manifest_.activation, request);
 }
 
 Result<void> Engine::TakeMoeRefusal(uint32_t layer) {
-  HP_ASSIGN(const BootedLayer* const published, Published(layer));
+  HP_ASSIGN(const BootedLayer* const published, PublishedLayer(layer));
   return compute_->TakeRefusal(*published);
 }
 
 Result<void> Engine::LoadFp4OnDevice(uint32_t layer, std::span<const uint32_t> experts) {
-  HP_ASSIGN(const BootedLayer* const published, Published(layer));
+  HP_ASSIGN(const BootedLayer* const published, PublishedLayer(layer));
   return compute_->LoadFp4(*published, experts);
 }
 

@@ -76,6 +76,9 @@ class Engine {
   // this boot does not publish. The pointer is valid until the engine is destroyed.
   Result<const BootedLayer*> WaitLayer(uint32_t ordinal);
 
+  // kUsage for a layer that is not published; waits for nothing.
+  Result<const BootedLayer*> PublishedLayer(uint32_t ordinal);
+
   // REQUIRES options without dry_run.
   const Generation& generation() const { return *generation_; }  // as this process's rank sees it
   const Digest128& generation_id() const { return generation_id_; }
@@ -154,7 +157,6 @@ class Engine {
   Result<void> Recover(const Status& error);
   void Warn(std::string warning);
   void MeasureLimit();
-  Result<const BootedLayer*> Published(uint32_t ordinal);
 
   Env& env_;
   EngineOptions options_;

@@ -106,7 +106,7 @@ class RecordReader {
 
   LayerGeometry geometry(uint32_t layer) const;  // REQUIRES a layer of the model
   size_t layer_count() const { return generation_.manifest().layers.size(); }
-  Result<void> CheckKey(ExpertKey key) const;    // kUsage
+  Result<void> CheckKey(ExpertKey key) const;  // kUsage
   RecordReaderStats stats() const;
 
  private:

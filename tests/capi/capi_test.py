@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""capi_test.py HOTPLANE MODEL CHECK BOOT RECORDS: builds a store of the model, exports it, and runs
-the C program CHECK against the exports; runs the examples BOOT and RECORDS and looks at what they
-print."""
+"""capi_test.py HOTPLANE MODEL CHECK BOOT RECORDS [DEVICE_MOE]: builds a store of the model, exports
+it, and runs the C program CHECK against the exports; runs the examples BOOT, RECORDS and DEVICE_MOE
+and looks at what they print."""
 import subprocess
 import sys
 import tempfile
@@ -30,7 +30,7 @@ def export(hotplane, store, directory):
 
 
 def main():
-    hotplane, model, check, boot, records = sys.argv[1:]
+    hotplane, model, check, boot, records, *device_moe = sys.argv[1:]
     with tempfile.TemporaryDirectory() as work:
         store = Path(work) / "store"
         run(hotplane, "build", model, "--store", store, "-q")
@@ -49,6 +49,9 @@ def main():
         text = run(records, store)
         assert text.count("delta tier present") == LAYERS, text
         assert f"cache: {LAYERS} hits, {LAYERS} misses" in text, text
+        for program in filter(None, device_moe):
+            text = run(program, store)
+            assert "layer 0 on cuda:0" in text and "the same from arrays of the host" in text, text
         print("the examples work")
 
 

@@ -154,6 +154,44 @@ class Larger(unittest.TestCase):
                              "base": "nvfp4 2bit"})
 
 
+class OnDevice(Stores):
+    """Experts on cuda:0: all of the recorded text where HOTPLANE_GPU is 1, else a short one: the
+    fake driver takes its time."""
+
+    TOLERANCE = 0.002
+
+    def test_loss(self):
+        for precision in ("base", "fp4"):
+            if os.environ.get("HOTPLANE_GPU") == "1":
+                text = TEXT
+                with open(os.path.join(DATA, "eval.json")) as file:
+                    expected = json.load(file)[precision]
+            else:
+                text = os.path.join(self.root, "window.txt")
+                with open(TEXT, "rb") as file, open(text, "wb") as out:
+                    out.write(file.read(512))
+                expected = loss(BUNDLED, self.store, precision, "--arithmetic", "exact", "--text",
+                                text)
+            for encoding, store in self.stores.items():
+                if precision == "base" and encoding == "nibble":
+                    continue
+                found = loss(BUNDLED, store, precision, "--device", "cuda:0", "--text", text)
+                print(f"{precision} from {encoding}s: {found:.6f}, to be {expected:.6f}")
+                self.assertAlmostEqual(found, expected, delta=self.TOLERANCE,
+                                       msg=(precision, encoding))
+
+    def test_generate(self):
+        report = must_json("generate", BUNDLED, "--store", self.store, "--precision", "mixed",
+                           "--share", 0.5, "--tokens", 8, "--device", "cuda:0", "--text",
+                           self.short)
+        self.assertEqual((len(report["text"]), report["tokens"]), (8, 8))
+
+    def test_there_is_no_such_device(self):
+        done = run("generate", BUNDLED, "--store", self.store, "--device", "tpu")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(b"tpu", done.stderr)
+
+
 class Generation(Stores):
     def generate(self, *options):
         return must_json("generate", BUNDLED, "--store", self.store, *options)

@@ -9,9 +9,9 @@ import threading
 import weakref
 from ctypes import byref, c_char_p, c_size_t, c_uint32, c_void_p
 from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional,
-                    Sequence, Tuple, Union)
+                    Sequence, Set, Tuple, Union)
 
-from . import _library
+from . import _device, _library
 from ._arrays import Matrix, Output, Owner, Part, matrix_of, memory_at
 from ._handle import Handle
 from ._library import (ACTIVATIONS, ARITHMETICS, ENCODINGS, OK, PARTS, PRECISIONS, PRESENCES,
@@ -315,6 +315,7 @@ class Engine(_Opened):
         self.options = dict(options)  # of the boot, as they were given
         self.layers: Sequence[Layer] = Layers(self._handle)
         self._devices: Dict[int, str] = {}  # by ordinal
+        self._fp4: Dict[int, Optional[Set[int]]] = {}  # on devices, by ordinal; None: all
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self.layers)} layers"
@@ -429,25 +430,37 @@ class Engine(_Opened):
 
     def moe_forward(self, layer: int, x: Any, ids: Any, weights: Any, out: Any = None, *,
                     precision: Union[str, Sequence[str]] = "base",
-                    arithmetic: str = "fast") -> Any:
-        """The operator of one MoE layer on the CPU, straight from the planes:
+                    arithmetic: str = "fast", stream: Any = None) -> Any:
+        """The operator of one MoE layer, straight from the planes, where they are:
         y[t] = sum over s of weights[t, s] * (w2[e] act(w13[e] x[t] + bias13[e]) + bias2[e]),
         e = ids[t, s].
 
-        layer       ordinal; published, on the host
+        layer       ordinal; published
         x           [T, H] float32, finite; other floating types are converted
         ids         [T, k] int32, each in [0, E); other integer types are converted
         weights     [T, k] float32, finite; converted as x
         out         [T, H] that is written and returned; None: a new array of x's kind and type.
                     Must not overlap x
-        precision   "base", "fp4" (from the delta tier), or one of them for each of E experts
-        arithmetic  "fast": activations as int8 with one scale per token and 32 of them;
-                    "exact": float32
+        precision   "base", "fp4" (from the delta tier), or one of them for each of E experts;
+                    on a GPU also "fp4_or_base": FP4 where `load_fp4` has left it there
+        arithmetic  of a layer on the CPU: "fast": activations as int8 with one scale per token and
+                    32 of them; "exact": float32. On a GPU activations are bfloat16
+        stream      of tensors on a GPU: a torch.cuda.Stream or the number of a CUDA stream; None:
+                    the current one
 
-        x, ids, weights: numpy arrays, torch tensors on the CPU, contiguous buffers, or DLPack.
-        Results are the same to the bit for every number of threads. Of a sharded store this
-        rank's part of the sum. UsageError for wrong shapes and types, ids out of range, values
+        x, ids, weights: numpy arrays, torch tensors on the CPU, contiguous buffers, or DLPack; for
+        a layer on a GPU also torch tensors on that GPU: then the call is enqueued and nothing
+        waits. It can be captured in a CUDA graph after one call of this layer and precision. What
+        only the GPU sees becomes NaN: `moe_refusal`. FP4 that is asked for there is loaded by the
+        first call that needs it, which waits.
+
+        On the CPU results are the same to the bit for every number of threads. Of a sharded store
+        this rank's part of the sum. UsageError for wrong shapes and types, ids out of range, values
         that are not finite; DataError for a delta record that is absent or damaged."""
+        if _device.is_on_cuda(x):
+            return self._forward_on_device(layer, x, ids, weights, out, precision, stream)
+        if stream is not None:
+            raise UsageError("a stream is given, and x is not on a GPU", found=type(x).__name__)
         info = self._info(layer)
         inputs = self._inputs(info, x, ids, weights)
         rows, top_k = inputs[1].shape
@@ -472,6 +485,45 @@ class Engine(_Opened):
             if rows:
                 check(library().moe_forward(engine, byref(call)))
         return result.result()
+
+    def _forward_on_device(self, layer: int, x: Any, ids: Any, weights: Any, out: Any,
+                           precision: Union[str, Sequence[str]], stream: Any) -> Any:
+        info = self._info(layer)
+        place = _device.Place(layer, self.layer_device(layer), info.experts, info.hidden)
+        chosen = _device.wanted(precision)
+        if place.device == str(x.device):
+            self._load_wanted(layer, chosen)
+        return _device.forward(self._handle, place, x, ids, weights, out, chosen, stream)
+
+    def _load_wanted(self, layer: int, chosen: Union[int, Tuple[int, ...]]) -> None:
+        """What is asked for at FP4, and may not be base, to the device."""
+        fp4 = PRECISIONS["fp4"]
+        if chosen == fp4:
+            self.load_fp4(layer)
+        elif not isinstance(chosen, int) and fp4 in chosen:
+            self.load_fp4(layer, [e for e, one in enumerate(chosen) if one == fp4])
+
+    def load_fp4(self, layer: int, experts: Optional[Sequence[int]] = None) -> None:
+        """Copies the FP4 of these experts, or of all that were booted, to the GPU that the layer
+        lies on, where it stays until close; what is there already is not copied again. Waits for
+        the GPU. UsageError for a layer on the CPU; DataError for a delta record that is absent or
+        damaged; CapacityError where the GPU's memory ends: those before are there."""
+        loaded = self._fp4.setdefault(layer, set())
+        if loaded is None or (experts is not None and loaded.issuperset(experts)):
+            return
+        _device.wait_for_all(self.layer_device(layer))
+        count = 0 if experts is None else len(experts)
+        table = None if experts is None else (c_uint32 * count)(*map(_expert, experts))
+        with self._handle as engine:
+            check(library().moe_load_fp4(engine, _layer(layer), table, count))
+        self._fp4[layer] = None if experts is None else loaded.union(experts)
+
+    def moe_refusal(self, layer: int) -> None:
+        """Raises what calls on a GPU could not compute of this layer since this was last asked:
+        DataError naming an expert, UsageError for an id that is none; the rows of their tokens are
+        NaN. Of calls that have ended: synchronize first."""
+        with self._handle as engine:
+            check(library().moe_refusal(engine, _layer(layer)))
 
     def _info(self, layer: int) -> LayerInfo:
         if self._infos is None:
@@ -542,7 +594,7 @@ class _Build:
 def build(checkpoint: StrPath, store: StrPath, *, layers: Optional[str] = None,
           delta: Optional[str] = "quintal", zero_mode: str = "auto", world: int = 1,
           workers: int = 0, batch: int = 0, staging_limit_bytes: int = 0,
-          progress: bool = False) -> Dict[str, Any]:
+          device: Optional[str] = None, progress: bool = False) -> Dict[str, Any]:
     """Quantizes the routed experts of `checkpoint` (safetensors: directory or file) into the store.
     What is there stays, and nothing half-done is left whatever happens: run it again to go on.
     Returns the report, with the keys of `hotplane build --json`.
@@ -554,6 +606,7 @@ def build(checkpoint: StrPath, store: StrPath, *, layers: Optional[str] = None,
     workers              threads; 0: the CPUs this process may use
     batch                layers that begin to be built together; 0: 12
     staging_limit_bytes  of tensors in flight; 0: a quarter of the available memory
+    device               "cpu", "cuda" or "cuda:N": what quantizes; the store is the same
     progress             a bar by tqdm where that is installed, else lines on stderr
 
     KeyboardInterrupt ends it. Errors: UsageError, DataError naming tensor and offset, CapacityError
@@ -565,8 +618,8 @@ def build(checkpoint: StrPath, store: StrPath, *, layers: Optional[str] = None,
         "zero_mode": word("zero_mode", _library.ZERO_MODES)(zero_mode),
         "world": number("world", 32)(world), "workers": number("workers", 32)(workers),
         "batch": number("batch", 32)(batch),
-        "staging_limit_bytes": number("staging_limit_bytes", 64)(staging_limit_bytes)}).wait(
-            "build", progress)
+        "staging_limit_bytes": number("staging_limit_bytes", 64)(staging_limit_bytes),
+        "device": encode(device)}).wait("build", progress)
 
 
 def import_planes_cache(planes_cache: StrPath, store: StrPath, layers_geometry: str, *,

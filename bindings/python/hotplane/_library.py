@@ -24,7 +24,7 @@ PARTS = {"planes13": 1, "sc13": 2, "planes2": 3, "sc2": 4, "bias13": 5, "bias2":
 RECORD_KINDS = {"delta": 1, "full": 2, "base": 3}
 ENCODINGS = {"planes": 1, "quintal": 2, "nibble": 3}
 PRESENCES = {1: "absent", 2: "present", 3: "damaged", 4: "unreadable"}
-PRECISIONS = {"base": 1, "fp4": 2}
+PRECISIONS = {"base": 1, "fp4": 2, "fp4_or_base": 3}
 ARITHMETICS = {"fast": 1, "exact": 2}
 ACTIVATIONS = {1: "silu", 2: "silu_clamped", 3: "swiglu_oai"}
 RESIDENCIES = {"auto": 0, "device": 1, "host": 2}
@@ -99,7 +99,7 @@ class BuildOptions(Struct):
     _fields_ = [("struct_bytes", c_size_t), ("layers", c_char_p), ("base_only", c_int),
                 ("delta_encoding", c_int), ("zero_mode", c_int), ("world", c_uint32),
                 ("workers", c_uint32), ("batch", c_uint32), ("staging_limit_bytes", c_uint64),
-                ("on_progress", PROGRESS_CALLBACK), ("user", c_void_p)]
+                ("on_progress", PROGRESS_CALLBACK), ("user", c_void_p), ("device", c_char_p)]
 
 
 class ImportOptions(Struct):
@@ -143,12 +143,19 @@ class Moe(Struct):
                 ("weights", c_void_p), ("y", c_void_p)]
 
 
+class DeviceMoe(Struct):
+    _fields_ = [("struct_bytes", c_size_t), ("layer", c_uint32), ("token_count", c_uint32),
+                ("top_k", c_uint32), ("precision", c_int), ("precisions", c_void_p),
+                ("x", c_void_p), ("ids", c_void_p), ("weights", c_void_p), ("y", c_void_p),
+                ("workspace", c_void_p), ("workspace_bytes", c_size_t), ("stream", c_void_p)]
+
+
 # name of hotplane.h: (struct here, its _init)
 STRUCTS = {"error": ErrorFields, "layer": Layer, "boot_options": BootOptions,
            "progress": Progress, "build_options": BuildOptions,
            "import_options": ImportOptions, "store": Store,
            "layer_info": LayerInfo, "record_view": RecordView, "cache_stats": CacheStats,
-           "moe": Moe}
+           "moe": Moe, "device_moe": DeviceMoe}
 
 # name: (result, arguments)
 FUNCTIONS = {
@@ -183,6 +190,10 @@ FUNCTIONS = {
                          POINTER(c_size_t)]),
     "get_cache_stats": (c_int, [c_void_p, c_int, POINTER(CacheStats)]),
     "moe_forward": (c_int, [c_void_p, POINTER(Moe)]),
+    "moe_workspace_bytes": (c_int, [c_void_p, c_uint32, c_uint32, c_uint32, POINTER(c_size_t)]),
+    "moe_forward_on_device": (c_int, [c_void_p, POINTER(DeviceMoe)]),
+    "moe_refusal": (c_int, [c_void_p, c_uint32]),
+    "moe_load_fp4": (c_int, [c_void_p, c_uint32, POINTER(c_uint32), c_size_t]),
     "close": (None, [c_void_p]),
 }
 STRUCT_BYTES_MAX = 4096

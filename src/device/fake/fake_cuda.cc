@@ -549,6 +549,33 @@ FAKE_EXPORT CUresult cuGetProcAddress(const char* symbol, void** address, int, c
   return CUDA_SUCCESS;
 }
 
+// For programs that link the driver instead of asking for its functions.
+FAKE_EXPORT CUresult cuInit(unsigned flags) { return Init(flags); }
+FAKE_EXPORT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  return DeviceGet(device, ordinal);
+}
+FAKE_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  return ContextRetain(context, device);
+}
+FAKE_EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return ContextRelease(device); }
+FAKE_EXPORT CUresult cuCtxPushCurrent(CUcontext context) { return ContextPush(context); }
+FAKE_EXPORT CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
+  return MemAlloc(address, bytes);
+}
+FAKE_EXPORT CUresult cuMemFree(CUdeviceptr address) { return MemFree(address); }
+FAKE_EXPORT CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes,
+                                       CUstream stream) {
+  return MemcpyHtoDAsync(to, from, bytes, stream);
+}
+FAKE_EXPORT CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return MemcpyDtoHAsync(to, from, bytes, stream);
+}
+FAKE_EXPORT CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  return StreamCreate(stream, flags);
+}
+FAKE_EXPORT CUresult cuStreamSynchronize(CUstream stream) { return StreamSynchronize(stream); }
+FAKE_EXPORT CUresult cuStreamDestroy(CUstream stream) { return StreamDestroy(stream); }
+
 FAKE_EXPORT void fake_cuda_fail(const char* function, uint64_t skip, int error, bool lost) {
   const std::lock_guard<std::recursive_mutex> lock(State().mutex);
   State().fail_function = function;

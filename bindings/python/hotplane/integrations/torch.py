@@ -6,8 +6,9 @@
     torch.ops.hotplane.moe_forward_out(x, ids, weights, out, number, layer, "base", "fast")
 
 Arguments and errors are those of `Engine.moe_forward`; a precision for each expert is the words
-with commas between them. The result has x's dtype and device. Tensors on a GPU whose layer lies on
-the host are copied there and back, and the stream waits. There is no gradient.
+with commas between them. The result has x's dtype and device. On tensors of the GPU that the layer
+lies on the op is enqueued on the current stream, and passes CUDA graphs. Tensors on a GPU whose
+layer lies on the host are copied there and back, and the stream waits. There is no gradient.
 """
 
 from __future__ import annotations
