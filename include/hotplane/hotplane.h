@@ -555,9 +555,9 @@ HOTPLANE_API hotplane_code hotplane_moe_refusal(hotplane_engine* engine, uint32_
 HOTPLANE_API hotplane_code hotplane_moe_load_fp4(hotplane_engine* engine, uint32_t layer,
                                                  const uint32_t* experts, size_t count);
 
-/* Ends a boot that still runs, and the use of all pointers but those of records that are not
- * released and of DLPack tensors that are not deleted yet; frees everything that is not theirs.
- * NULL is allowed. */
+/* Ends a boot that still runs, waits for calls on devices that are on their way, and ends the use
+ * of all pointers but those of records that are not released and of DLPack tensors that are not
+ * deleted yet; frees everything that is not theirs. NULL is allowed. */
 HOTPLANE_API void hotplane_close(hotplane_engine* engine);
 
 #ifdef __cplusplus

@@ -34,6 +34,7 @@ Result<MoeRequest> RequestOf(const Engine& engine, const hotplane_moe& call) {
                     .Found(Text("{}", call.arithmetic)));
   if (call.precision != HOTPLANE_PRECISION_BASE && call.precision != HOTPLANE_PRECISION_FP4)
     return Fail(Status::Usage("hotplane_moe.precision has an unknown value")
+                    .Expected("base or FP4, where arrays are the host's")
                     .Found(Text("{}", call.precision)));
   MoeRequest request;
   request.layer = call.layer;

@@ -617,6 +617,10 @@ TEST_F(CapiBuildTest, AStoreIsBuiltReportedAndInterrupted) {
   options.delta_encoding = HOTPLANE_NIBBLES;
   EXPECT_EQ(hotplane_build(model_.c_str(), store.c_str(), &options, nullptr), HOTPLANE_USAGE);
   options.delta_encoding = 0;
+  options.device = "tpu";
+  EXPECT_EQ(hotplane_build(model_.c_str(), store.c_str(), &options, nullptr), HOTPLANE_USAGE);
+  // Of a caller of the first version, what is behind its struct is not read: the rest of this test.
+  options.struct_bytes = offsetof(hotplane_build_options, device);
 
   std::atomic<int> answer = 1;
   options.user = &answer;

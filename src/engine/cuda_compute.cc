@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <map>
@@ -121,6 +122,8 @@ class CudaCompute final : public DeviceCompute {
   CudaCompute(const CudaHandles& cuda, size_t layer_count) : cuda_(cuda), tables_(layer_count) {}
   ~CudaCompute() override {
     const CurrentContext current(*cuda_.driver, cuda_.context);
+    // On streams of callers calls may still read the planes, which are given back after this.
+    if (enqueued_) (void)cuda_.driver->cuCtxSynchronize();
     if (stream_ == nullptr) return;
     (void)cuda_.driver->cuStreamSynchronize(stream_);
     (void)cuda_.driver->cuStreamDestroy(stream_);
@@ -156,6 +159,7 @@ class CudaCompute final : public DeviceCompute {
   std::unique_ptr<CudaMoe> moe_;
   CUstream stream_ = nullptr;
   DeviceBytes refusals_;  // by layer
+  std::atomic<bool> enqueued_ = false;
 
   std::mutex call_mutex_;  // guards what follows: one call on host arrays at a time
   DeviceBytes scratch_;    // kept for the next one
@@ -385,6 +389,7 @@ Result<void> CudaCompute::Enqueue(const BootedLayer& layer, uint32_t expert_coun
   call.refusal =
       reinterpret_cast<Refusal*>(refusals_.data() + uint64_t{layer.ordinal} * kRefusalStride);
   const CurrentContext current(*cuda_.driver, cuda_.context);
+  enqueued_ = true;
   return moe_->Forward(call, static_cast<CUstream>(request.stream));
 }
 

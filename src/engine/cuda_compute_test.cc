@@ -313,6 +313,20 @@ TEST_F(CudaComputeTest, SomeExpertsAndLayersOnTheHost) {
   EXPECT_FALSE(engine_->MoeWorkspaceBytes(1, 1, 1));
 }
 
+// The planes are given back after the calls that read them.
+TEST_F(CudaComputeTest, AnEngineEndsAfterItsCalls) {
+  ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}));
+  const OnDevice call = Place(0);
+  const std::vector<float> expected = Run(call);
+  ASSERT_EQ(gpu_->driver.cuMemsetD8(call.y.address(), 0, call.y.bytes()), CUDA_SUCCESS);
+  ASSERT_TRUE(engine_->MoeForwardOnDevice(call.request));
+  engine_ = nullptr;
+  ASSERT_EQ(gpu_->Wait(), CUDA_SUCCESS);
+  std::vector<float> y;
+  for (const uint16_t v : call.y.Download<uint16_t>()) y.push_back(FromBf16(v));
+  EXPECT_EQ(y, expected);
+}
+
 // More than one piece of a call: of many tokens the operator makes several launches.
 TEST_F(CudaComputeTest, ManyTokensAreThoseOfSmallCalls) {
   ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}));

@@ -52,7 +52,8 @@ struct ResidentFp4 {
   const std::byte* fp2 = nullptr;
 };
 
-// Thread-safe, but for what LoadFp4 says. `device` outlives it.
+// Thread-safe, but for what LoadFp4 says. `device` outlives it; its end waits for what was
+// enqueued, of graphs that were captured only for what is on its way.
 class DeviceCompute {
  public:
   virtual ~DeviceCompute() = default;

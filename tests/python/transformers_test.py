@@ -129,11 +129,8 @@ class Bundled(WithStore):
             for precision, expected in self.LOSSES.items():
                 model = bundled(self.store_path, precision=precision, device=device).to("cuda")
                 with self.subTest(experts=device, precision=precision), model.hotplane:
-                    try:
-                        loss = loss_of(model, TEXT)
-                    except hotplane.UsageError as error:
-                        self.assertEqual(device, "cuda")
-                        self.skipTest(f"this library computes on the host alone: {error.what}")
+                    loss = loss_of(model, TEXT)
+                    print(f"experts on {device} at {precision}: {loss:.6f}, to be {expected}")
                     self.assertAlmostEqual(loss, expected, delta=LOSS_TOLERANCE)
                     self.assertEqual(len(text_of(model, b"import ")), 47)
 

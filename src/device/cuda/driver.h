@@ -25,6 +25,7 @@ namespace hotplane {
   X(cuDevicePrimaryCtxRelease)     \
   X(cuCtxPushCurrent)              \
   X(cuCtxPopCurrent)               \
+  X(cuCtxSynchronize)              \
   X(cuMemGetInfo)                  \
   X(cuMemAlloc)                    \
   X(cuMemFree)                     \

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@ struct Fake {
   std::map<std::string, uint64_t> calls;
   uint64_t all_calls = 0;
   int64_t live = 0;
+  std::set<CUstream_st*> streams;
   uint64_t memory_bytes = uint64_t{1} << 34;
   uint64_t allocated_bytes = 0;
   std::map<CUmemGenericAllocationHandle, uint64_t> handles;  // bytes
@@ -178,6 +180,12 @@ CUresult ContextRelease(CUdevice) {
 CUresult ContextPush(CUcontext) { return CUDA_SUCCESS; }
 CUresult ContextPop(CUcontext* context) {
   *context = nullptr;
+  return CUDA_SUCCESS;
+}
+CUresult ContextSynchronize() {
+  FAKE_ENTER("cuCtxSynchronize");
+  RunUntil(Named(nullptr), Named(nullptr)->queued);
+  for (CUstream_st* stream : State().streams) RunUntil(stream, stream->queued);
   return CUDA_SUCCESS;
 }
 CUresult MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
@@ -318,12 +326,14 @@ CUresult StreamCreate(CUstream* stream, unsigned) {
   FAKE_ENTER("cuStreamCreate");
   ++State().live;
   *stream = new CUstream_st;
+  State().streams.insert(*stream);
   return CUDA_SUCCESS;
 }
 CUresult StreamDestroy(CUstream stream) {
   FAKE_ENTER("cuStreamDestroy");
   RunUntil(stream, stream->queued);
   --State().live;
+  State().streams.erase(stream);
   delete stream;
   return CUDA_SUCCESS;
 }
@@ -493,6 +503,7 @@ const std::map<std::string, void*>& Table() {
       FAKE_ENTRY("cuDevicePrimaryCtxRelease", ContextRelease),
       FAKE_ENTRY("cuCtxPushCurrent", ContextPush),
       FAKE_ENTRY("cuCtxPopCurrent", ContextPop),
+      FAKE_ENTRY("cuCtxSynchronize", ContextSynchronize),
       FAKE_ENTRY("cuMemGetInfo", MemGetInfo),
       FAKE_ENTRY("cuMemAlloc", MemAlloc),
       FAKE_ENTRY("cuMemFree", MemFree),

@@ -108,7 +108,10 @@ def _booted(source: Source, checkpoint: Optional[str], precision: Any, device: O
             raise UsageError("a store that is open takes no options of opening",
                              found=", ".join(sorted(opening)))
         check(store)
-        given = {**options_for_fp4(precision, store.describe_layers()), **given}
+        at_fp4 = options_for_fp4(precision, store.describe_layers())
+        if device not in (None, "cpu"):
+            at_fp4.pop("delta_cache_bytes", None)  # read once, to the GPU
+        given = {**at_fp4, **given}
         return store.boot(device, **given), True
     finally:
         if store is not source:
@@ -122,6 +125,7 @@ def _check_fp4(engine: Engine, tables: Mapping[int, List[str]]) -> None:
                             file=str(engine.path), expected="present", found=info.delta,
                             advice="build the store with its delta tier, or ask for base")
     cached = any(engine.options.get(name) for name in ("delta_cache_bytes", "pin_delta_bytes"))
+    cached = cached or any(layer.device != "cpu" for layer in engine.layers)  # kept on the GPU
     if not cached and any(FP4 in table for table in tables.values()):
         logger.warning("experts at FP4 are read from the store at every call: boot the engine with "
                        "delta_cache_bytes or pin_delta_bytes")
