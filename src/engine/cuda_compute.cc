@@ -145,6 +145,7 @@ class CudaCompute final : public DeviceCompute {
   };
 
   Result<void> Upload(std::byte* to, const void* from, uint64_t bytes) const;
+  Result<void> Clear(std::byte* at, uint64_t bytes) const;
   Result<void> Wait() const;
   // Waits for what is on its way also after a failure: until then memory is in use that is about to
   // be given back. A wait that fails does not say that nothing is: once more.
@@ -179,9 +180,7 @@ Result<void> CudaCompute::Open() {
               cuda_.driver->cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
   const uint64_t bytes = std::max<size_t>(tables_.size(), 1) * kRefusalStride;
   HP_TRY(refusals_.Allocate(cuda_, bytes, "refusals"));
-  HP_CUDA_TRY(*cuda_.driver, "cannot clear device memory",
-              cuda_.driver->cuMemsetD8(reinterpret_cast<CUdeviceptr>(refusals_.data()), 0, bytes));
-  return {};
+  return Clear(refusals_.data(), bytes);
 }
 
 Result<void> CudaCompute::Upload(std::byte* to, const void* from, uint64_t bytes) const {
@@ -190,6 +189,12 @@ Result<void> CudaCompute::Upload(std::byte* to, const void* from, uint64_t bytes
       *cuda_.driver, "cannot copy to the device",
       cuda_.driver->cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(to), from, bytes, stream_));
   return {};
+}
+
+// And waits: what callers enqueue on their streams is not ordered after anything else.
+Result<void> CudaCompute::Clear(std::byte* at, uint64_t bytes) const {
+  const std::vector<std::byte> zeros(bytes);
+  return Settle(Upload(at, zeros.data(), bytes));
 }
 
 Result<void> CudaCompute::Wait() const {
@@ -398,8 +403,7 @@ Result<void> CudaCompute::TakeRefusal(uint32_t layer) {
   std::byte* const at = refusals_.data() + uint64_t{layer} * kRefusalStride;
   const Result<void> refusal = ReadRefusal(at, layer, 0);
   if (refusal || refusal.error().code() == StatusCode::kSystem) return refusal;
-  HP_CUDA_TRY(*cuda_.driver, "cannot clear device memory",
-              cuda_.driver->cuMemsetD8(reinterpret_cast<CUdeviceptr>(at), 0, sizeof(Refusal)));
+  HP_TRY(Clear(at, sizeof(Refusal)));
   return refusal;
 }
 

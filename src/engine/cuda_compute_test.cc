@@ -138,6 +138,11 @@ class CudaComputeTest : public testing::Test {
     EXPECT_NE(done.error().ToString().find(text), std::string::npos) << done.error().ToString();
   }
 
+  void Clear(CUdeviceptr at, size_t bytes) {
+    EXPECT_EQ(gpu_->driver.cuMemsetD8(at, 0, bytes), CUDA_SUCCESS);
+    EXPECT_EQ(gpu_->driver.cuCtxSynchronize(), CUDA_SUCCESS);
+  }
+
   // The same call on arrays of the device, with the stream of `gpu_`.
   struct OnDevice {
     Buffer x, ids, weights, y, precisions, workspace;
@@ -154,8 +159,7 @@ class CudaComputeTest : public testing::Test {
     const Result<uint64_t> bytes = engine_->MoeWorkspaceBytes(layer, kTokens, kTopK);
     EXPECT_TRUE(bytes) << bytes.error().ToString();
     call.workspace = Buffer(*gpu_, *bytes);
-    EXPECT_EQ(gpu_->driver.cuMemsetD8(call.workspace.address(), 0, kDeviceWorkspaceZeros),
-              CUDA_SUCCESS);
+    Clear(call.workspace.address(), kDeviceWorkspaceZeros);
     call.request.layer = layer;
     if (!precisions.empty()) {
       call.precisions = Buffer(*gpu_, std::span<const uint8_t>(precisions));
@@ -318,7 +322,7 @@ TEST_F(CudaComputeTest, AnEngineEndsAfterItsCalls) {
   ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}));
   const OnDevice call = Place(0);
   const std::vector<float> expected = Run(call);
-  ASSERT_EQ(gpu_->driver.cuMemsetD8(call.y.address(), 0, call.y.bytes()), CUDA_SUCCESS);
+  Clear(call.y.address(), call.y.bytes());
   ASSERT_TRUE(engine_->MoeForwardOnDevice(call.request));
   engine_ = nullptr;
   ASSERT_EQ(gpu_->Wait(), CUDA_SUCCESS);

@@ -290,9 +290,9 @@ TEST_F(FakeCudaCompute, AFailureOfAnyCallIsAStatusAndLeavesNothingBehind) {
   const auto expected = Compute();
   ASSERT_TRUE(expected) << expected.error().ToString();
   const char* const kFunctions[] = {
-      "cuDeviceGetAttribute", "cuMemAlloc",         "cuMemcpyHtoDAsync",   "cuMemcpyDtoH",
-      "cuMemsetD8",           "cuStreamCreate",     "cuStreamSynchronize", "cuModuleLoadData",
-      "cuModuleGetFunction",  "cuFuncSetAttribute", "cuLaunchKernelEx"};
+      "cuDeviceGetAttribute", "cuMemAlloc",          "cuMemcpyHtoDAsync", "cuMemcpyDtoH",
+      "cuStreamCreate",       "cuStreamSynchronize", "cuModuleLoadData",  "cuModuleGetFunction",
+      "cuFuncSetAttribute",   "cuLaunchKernelEx"};
   for (const char* function : kFunctions) {
     for (const CUresult error : {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_LAUNCH_FAILED}) {
       for (uint64_t skip = 0;; ++skip) {
