@@ -11,13 +11,17 @@ if(HOTPLANE_CUDA AND HP_NVCC AND HP_CUDA_INCLUDE)
   set(HP_HAS_CUDA TRUE)
 endif()
 
-# hp_kernel_image(<sources> SOURCE <file> ARRAY <name> [OPTIONS <of nvcc>] [DEPENDS <headers>]):
+# hp_kernel_image(<sources> SOURCE <file> ARRAY <name> [OPTIONS <of nvcc>] [DEPENDS <headers>]
+# [ARCHITECTURES <some of HOTPLANE_CUDA_ARCHITECTURES>]):
 # kernels are data to the C++ side, one image with the code of every GPU. Appends the C++ file of
 # the array to the list <sources>; what ptxas says of registers and spills is in <image>.ptxas.
 function(hp_kernel_image sources)
-  cmake_parse_arguments(arg "" "SOURCE;ARRAY" "OPTIONS;DEPENDS" ${ARGN})
+  cmake_parse_arguments(arg "" "SOURCE;ARRAY" "OPTIONS;DEPENDS;ARCHITECTURES" ${ARGN})
+  if(NOT arg_ARCHITECTURES)
+    set(arg_ARCHITECTURES ${HOTPLANE_CUDA_ARCHITECTURES})
+  endif()
   set(gpus "")
-  foreach(arch ${HOTPLANE_CUDA_ARCHITECTURES})
+  foreach(arch ${arg_ARCHITECTURES})
     list(APPEND gpus -gencode arch=compute_${arch},code=sm_${arch})
   endforeach()
   cmake_path(GET arg_SOURCE STEM name)

@@ -255,6 +255,10 @@ class Bench {
     call.top_k = shape.top_k;
     call.wanted = kind == Kind::kHalf ? half_.as<uint8_t>() : nullptr;
     call.wanted_of_all = kind == Kind::kBase ? kWantBase : kWantFp4;
+    call.tiers = kind == Kind::kBase       ? kFromBase
+                 : kind == Kind::kNibbles  ? kFromNibbles
+                 : kind == Kind::kQuintals ? kFromQuintals
+                                           : kFromBase | kFromNibbles;
     call.x = device_x.as<uint16_t>();
     call.weights = device_weights.as<float>();
     call.y = y.as<uint16_t>();

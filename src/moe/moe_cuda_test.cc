@@ -75,6 +75,23 @@ TEST_F(MoeOnGpu, EveryNumberOfTokensOfAnExpert) {
   }
 }
 
+// Above 256 assignments; runs of columns of every width, rows that do not fill a tile.
+TEST_F(MoeOnGpu, PrefillOfEveryTier) {
+  for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals, Mix::kMixed}) {
+    const Case cases[] = {
+        {"uneven", 9, 320, 192, 200, 2, kGptOss, true, mix},
+        {"one expert", 2, 128, 64, 257, 1, kSilu, false, mix, Ids::kOneExpert},
+        {"one expert, two runs of 113", 1, 64, 64, 226, 2, kSilu, false, mix, Ids::kOneExpert},
+        {"many experts", 300, 64, 64, 100, 4, kDeepSeek, false, mix},
+    };
+    for (const Case& c : cases) {
+      const DeviceProblem problem(*gpu_, c, 11);
+      ExpectWithinTheBound(problem, Run(problem),
+                           std::string(c.name) + ", mix " + std::to_string(static_cast<int>(mix)));
+    }
+  }
+}
+
 TEST_F(MoeOnGpu, WideShapes) {
   for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals, Mix::kMixed}) {
     const Case c = {"", 4, 2880, 704, 3, 2, kGptOss, true, mix};

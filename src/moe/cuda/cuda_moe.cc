@@ -1,13 +1,16 @@
 #include "moe/cuda/cuda_moe.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/format_text.h"
 
 namespace hotplane {
 
-// Made from decode_kernel.cu by the build.
+// Made from the kernels by the build.
 extern const unsigned char kMoeDecodeImage[];
+extern const unsigned char kMoePrefillSortImage[];
+extern const unsigned char kMoePrefillSm90Image[];
 
 namespace {
 
@@ -24,6 +27,11 @@ uint64_t InnerBytes(const LayerGeometry& geometry, uint64_t assignments) {
 uint64_t ResultBytes(const LayerGeometry& geometry, uint64_t assignments) {
   return Aligned(assignments * geometry.hidden * sizeof(float));
 }
+
+uint64_t ArrangedBytes(const LayerGeometry& geometry, uint64_t tokens) {
+  return Aligned(tokens * geometry.hidden * sizeof(uint16_t));
+}
+uint64_t OrderBytes(uint64_t count) { return Aligned(count * sizeof(uint32_t)); }
 
 Result<void> CheckPointer(const void* pointer, const char* name) {
   if (pointer == nullptr)
@@ -86,26 +94,64 @@ Result<std::unique_ptr<CudaMoe>> CudaMoe::Load(const CudaDriver& driver, CUconte
   if (loaded == CUDA_ERROR_NO_BINARY_FOR_GPU) return std::unique_ptr<CudaMoe>();
   HP_CUDA_TRY(driver, "cannot load the kernels of the experts", loaded);
   HP_TRY(moe->LoadDecode());
+  HP_TRY(moe->LoadPrefill());
   return moe;
 }
 
+Result<void> CudaMoe::Get(CUmodule module, const char* name, CUfunction* function) const {
+  HP_CUDA_TRY(driver_, Text("cannot find the kernel {}", name),
+              driver_.cuModuleGetFunction(function, module, name));
+  return {};
+}
+
+Result<void> CudaMoe::GiveShared(CUfunction kernel, uint32_t bytes) const {
+  HP_CUDA_TRY(driver_, "cannot give a kernel its shared memory",
+              driver_.cuFuncSetAttribute(kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                         static_cast<int>(bytes)));
+  return {};
+}
+
 Result<void> CudaMoe::LoadDecode() {
-  HP_CUDA_TRY(driver_, "cannot find the kernel of decode",
-              driver_.cuModuleGetFunction(&decode_, decode_module_, "hotplane_moe_decode"));
-  HP_CUDA_TRY(driver_, "cannot give the kernel of decode its shared memory",
-              driver_.cuFuncSetAttribute(decode_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                         static_cast<int>(shared_per_block_)));
+  HP_TRY(Get(decode_module_, "hotplane_moe_decode", &decode_));
+  HP_TRY(Get(decode_module_, "hotplane_moe_combine", &combine_));
+  return GiveShared(decode_, shared_per_block_);
+}
+
+Result<void> CudaMoe::LoadPrefill() {
+#ifdef HOTPLANE_MOE_PREFILL_SM90
+  const CUresult loaded = driver_.cuModuleLoadData(&prefill_module_, kMoePrefillSm90Image);
+  if (loaded == CUDA_ERROR_NO_BINARY_FOR_GPU) {
+    prefill_module_ = nullptr;
+    return {};
+  }
+  HP_CUDA_TRY(driver_, "cannot load the kernels of prefill", loaded);
+  HP_CUDA_TRY(driver_, "cannot load the kernels that sort for prefill",
+              driver_.cuModuleLoadData(&sort_module_, kMoePrefillSortImage));
+  HP_TRY(Get(sort_module_, "hotplane_moe_sort", &sort_));
+  HP_TRY(Get(sort_module_, "hotplane_moe_arrange", &arrange_));
+  constexpr const char* kNames[] = {"hotplane_moe_prefill_base", "hotplane_moe_prefill_nibbles",
+                                    "hotplane_moe_prefill_quintals"};
+  for (size_t i = 0; i < std::size(prefill_); ++i) {
+    HP_TRY(Get(prefill_module_, kNames[i], &prefill_[i]));
+    HP_TRY(GiveShared(prefill_[i], kPrefillSharedBytes));
+  }
+#endif
   return {};
 }
 
 CudaMoe::~CudaMoe() {
   const CurrentContext current(driver_, context_);
-  if (decode_module_ != nullptr) (void)driver_.cuModuleUnload(decode_module_);
+  for (const CUmodule module : {decode_module_, sort_module_, prefill_module_})
+    if (module != nullptr) (void)driver_.cuModuleUnload(module);
 }
 
 uint64_t CudaMoe::WorkspaceBytes(const LayerGeometry& geometry, uint32_t tokens, uint32_t top_k) {
   const uint64_t assignments = uint64_t{tokens} * top_k;
-  return kWorkspaceZeros + InnerBytes(geometry, assignments) + ResultBytes(geometry, assignments);
+  const uint64_t decode =
+      kWorkspaceZeros + InnerBytes(geometry, assignments) + ResultBytes(geometry, assignments);
+  if (assignments <= kDecodeAssignmentsMax) return decode;
+  return decode + ArrangedBytes(geometry, tokens) + OrderBytes(assignments) +
+         OrderBytes(geometry.experts + uint64_t{1});
 }
 
 Result<void> CudaMoe::Enqueue(const Launch& launch, CUstream stream, void** arguments) const {
@@ -184,11 +230,24 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
   args.limit = static_cast<float>(call.activation.limit);
   args.alpha = static_cast<float>(call.activation.alpha);
   args.biases = call.geometry.biases ? 1 : 0;
-  // More tokens than a decode takes go in pieces.
-  const uint32_t piece = std::max(1u, kDecodeAssignmentsMax / std::max(1u, call.top_k));
-  for (uint32_t first = 0; first < call.token_count; first += piece) {
+  if (assignments <= kDecodeAssignmentsMax) return Decode(args, stream);
+  if (prefill_module_ == nullptr) return DecodeInPieces(args, stream);
+  std::byte* at = inner + InnerBytes(call.geometry, assignments) +
+                  ResultBytes(call.geometry, assignments);
+  PrefillArgs prefill = {};
+  prefill.x = reinterpret_cast<uint16_t*>(at);
+  at += ArrangedBytes(call.geometry, call.token_count);
+  prefill.order = reinterpret_cast<uint32_t*>(at);
+  prefill.begin = reinterpret_cast<uint32_t*>(at + OrderBytes(assignments));
+  return Prefill(args, prefill, call.tiers, stream);
+}
+
+// Where there are no kernels for prefill: more tokens than a decode takes.
+Result<void> CudaMoe::DecodeInPieces(const MoeArgs& args, CUstream stream) const {
+  const uint32_t piece = kDecodeAssignmentsMax / args.top_k;
+  for (uint32_t first = 0; first < args.tokens; first += piece) {
     MoeArgs some = args;
-    some.tokens = std::min(piece, call.token_count - first);
+    some.tokens = std::min(piece, args.tokens - first);
     some.x += uint64_t{first} * args.hidden;
     some.y += uint64_t{first} * args.hidden;
     some.ids += uint64_t{first} * args.top_k;
@@ -196,6 +255,31 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
     HP_TRY(Decode(some, stream));
   }
   return {};
+}
+
+Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, uint8_t tiers,
+                              CUstream stream) const {
+  constexpr uint32_t kThreads = 256;
+  void* arguments[] = {&args, &prefill};
+  HP_TRY(Enqueue({.kernel = sort_, .blocks = args.experts, .threads = kThreads}, stream, arguments));
+  const uint64_t blocks_of_32 = uint64_t{args.tokens} * args.hidden / 32;
+  HP_TRY(Enqueue({.kernel = arrange_,
+                  .blocks = static_cast<uint32_t>((blocks_of_32 + kThreads - 1) / kThreads),
+                  .threads = kThreads},
+                 stream, arguments));
+  for (uint32_t gate_up : {1u, 0u}) {
+    void* with_product[] = {&args, &prefill, &gate_up};
+    for (size_t i = 0; i < std::size(prefill_); ++i) {
+      if ((tiers >> i & 1) == 0) continue;
+      HP_TRY(Enqueue({.kernel = prefill_[i],
+                      .blocks = multiprocessors_,
+                      .threads = kPrefillThreads,
+                      .shared_bytes = kPrefillSharedBytes},
+                     stream, with_product));
+    }
+  }
+  return Enqueue({.kernel = combine_, .blocks = 4 * multiprocessors_, .threads = kDecodeThreads},
+                 stream, arguments);
 }
 
 }  // namespace hotplane

@@ -26,6 +26,9 @@ struct CudaMoeCall {
   const moe_cuda::ExpertSlot* slots = nullptr;  // [E]
   const uint8_t* wanted = nullptr;              // [E], a moe_cuda::Wanted each; null: wanted_of_all
   uint8_t wanted_of_all = moe_cuda::kWantBase;
+  // What experts may be computed from; leaving out what does not occur saves launches. Those that
+  // are computed from something else are wrong.
+  uint8_t tiers = moe_cuda::kFromAnything;
   const uint16_t* x = nullptr;     // [T, H] bfloat16
   const int32_t* ids = nullptr;    // [T, k]
   const float* weights = nullptr;  // [T, k]
@@ -68,7 +71,13 @@ class CudaMoe {
   };
   Result<void> Enqueue(const Launch& launch, CUstream stream, void** arguments) const;
   Result<void> Decode(moe_cuda::MoeArgs args, CUstream stream) const;
+  Result<void> DecodeInPieces(const moe_cuda::MoeArgs& args, CUstream stream) const;
+  Result<void> Prefill(moe_cuda::MoeArgs args, moe_cuda::PrefillArgs prefill, uint8_t tiers,
+                       CUstream stream) const;
+  Result<void> Get(CUmodule module, const char* name, CUfunction* function) const;
+  Result<void> GiveShared(CUfunction kernel, uint32_t bytes) const;
   Result<void> LoadDecode();
+  Result<void> LoadPrefill();
   // How many blocks decode a layer whose wider side is k, and what they get.
   struct DecodeShape {
     uint32_t blocks = 0;
@@ -84,6 +93,12 @@ class CudaMoe {
   uint32_t shared_per_multiprocessor_ = 0;
   CUmodule decode_module_ = nullptr;
   CUfunction decode_ = nullptr;
+  CUfunction combine_ = nullptr;
+  CUmodule sort_module_ = nullptr;
+  CUfunction sort_ = nullptr;
+  CUfunction arrange_ = nullptr;
+  CUmodule prefill_module_ = nullptr;  // null: this GPU has no kernels of its own for prefill
+  CUfunction prefill_[3] = {};         // from base, nibbles, quintals
 };
 
 }  // namespace hotplane

@@ -1,7 +1,7 @@
 // The operator for few tokens in one launch: gate and up with the activation, then down, then the
 // weighted sum of each token's slots; between them all blocks wait for each other.
-#include "format/kinds.h"
 #include "moe/cuda/decode_product.h"
+#include "moe/cuda/finish.h"
 #include "moe/cuda/grid_barrier.h"
 
 namespace hotplane::moe_cuda {
@@ -35,21 +35,6 @@ __device__ __forceinline__ void StorePiece(float (&piece)[8][32], uint32_t lane,
 __device__ __forceinline__ void AddPiece(const float (&piece)[8][32], uint32_t lane, Sums* sums) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) sums->of[i / 4][i / 2 % 2][i % 2] += piece[i][lane];
-}
-
-__device__ __forceinline__ float Act(const MoeArgs& args, float gate, float up) {
-  const auto kind = static_cast<ActivationKind>(args.activation);
-  if (kind != ActivationKind::kSiluGated) {
-    gate = fminf(gate, args.limit);
-    up = fminf(fmaxf(up, -args.limit), args.limit);
-  }
-  if (kind == ActivationKind::kSwigluOai)
-    return gate / (1.0f + expf(-args.alpha * gate)) * (up + 1.0f);
-  return gate / (1.0f + expf(-gate)) * up;
-}
-
-__device__ __forceinline__ uint16_t ToBf16(float value) {
-  return __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
 __device__ __forceinline__ void FinishRow(const MoeArgs& args, const Work& work, uint32_t pair,
@@ -238,33 +223,6 @@ __device__ __forceinline__ void FetchActivations(const MoeArgs& args) {
   if (at < bytes) ptx::Prefetch(reinterpret_cast<const uint8_t*>(args.x) + at);
 }
 
-// Four columns of a token at a time, slots in order.
-__device__ __forceinline__ void Combine(const MoeArgs& args) {
-  const uint32_t quads = args.hidden / 4;
-  for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < quads * args.tokens;
-       i += gridDim.x * blockDim.x) {
-    const uint32_t token = i / quads;
-    const uint32_t column = (i - token * quads) * 4;
-    float4 sum = {0, 0, 0, 0};
-    for (uint32_t slot = 0; slot < args.top_k; ++slot) {
-      const uint32_t assignment = token * args.top_k + slot;
-      float weight = args.weights[assignment];
-      float4 of = {0, 0, 0, 0};
-      if (static_cast<uint32_t>(args.ids[assignment]) < args.experts) {
-        of = __ldcg(reinterpret_cast<const float4*>(args.results +
-                                                    uint64_t{assignment} * args.hidden + column));
-      } else {
-        weight = __uint_as_float(0x7FC00000u);
-        Refuse(args.refusal, kRefusedId, assignment);
-      }
-      sum = {fmaf(weight, of.x, sum.x), fmaf(weight, of.y, sum.y), fmaf(weight, of.z, sum.z),
-             fmaf(weight, of.w, sum.w)};
-    }
-    const ushort4 rounded = {ToBf16(sum.x), ToBf16(sum.y), ToBf16(sum.z), ToBf16(sum.w)};
-    *reinterpret_cast<ushort4*>(args.y + uint64_t{token} * args.hidden + column) = rounded;
-  }
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm)
@@ -295,6 +253,12 @@ extern "C" __global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm)
     __syncthreads();
   }
   WaitForAllBlocks(args.barrier, round + 1);
+  Combine(args);
+}
+
+// After a prefill.
+extern "C" __global__ void __launch_bounds__(kDecodeThreads)
+    hotplane_moe_combine(const __grid_constant__ MoeArgs args) {
   Combine(args);
 }
 

@@ -55,6 +55,30 @@ __device__ __forceinline__ CodeBytes CodeBytesOf(const CodeSelectors& upper,
   return {{look_up(upper.even), look_up(lower.even), look_up(upper.odd), look_up(lower.odd)}};
 }
 
+// The base tier in bfloat16, scales included. +-2^e and +-4*2^e have zero mantissas and exponents
+// that differ by 2, so all four have the same low byte; their high bytes are looked up. `scale` is
+// the block's byte, at most kLevelScaleMax; with 0 +-2^-127 are zeros.
+struct ScaledLevels {
+  uint32_t high;  // bytes, by code
+  uint32_t low;
+  __device__ __forceinline__ explicit ScaledLevels(uint32_t scale)
+      : high((scale >> 1) * 0x01010101u + 0x01008081u), low((scale & 1) << 7) {}
+};
+inline constexpr uint32_t kLevelScaleMax = 252;
+
+// Of one row: the register pairs [multiply][pair] of a block, from the selectors of its 8 codes.
+__device__ __forceinline__ void ScaledPairs(uint32_t even, uint32_t odd, const ScaledLevels& levels,
+                                            uint32_t (&pairs)[2][2]) {
+  const uint32_t of_even = ptx::Permute(levels.high, 0, even);
+  const uint32_t of_odd = ptx::Permute(levels.high, 0, odd);
+  // Bytes of {low, high}: low, high of the first half's column, low, high of the second's.
+  constexpr uint32_t kFirst = 0x2404, kSecond = 0x3414;
+  pairs[0][0] = ptx::Permute(of_even, levels.low, kFirst);
+  pairs[0][1] = ptx::Permute(of_odd, levels.low, kFirst);
+  pairs[1][0] = ptx::Permute(of_even, levels.low, kSecond);
+  pairs[1][1] = ptx::Permute(of_odd, levels.low, kSecond);
+}
+
 // FP4. The three low bits of a nibble, put at the lowest exponent bits and the highest mantissa bit
 // of a bfloat16, are its magnitude times 2^-126, zero and 0.5 (a subnormal) too: exact.
 inline constexpr float kNibbleUnit = 0x1p-126f;
@@ -75,6 +99,19 @@ __device__ __forceinline__ WeightFragments NibbleFragments(uint32_t upper, uint3
       {{NibblePair<0>(upper), NibblePair<0>(lower), NibblePair<1>(upper), NibblePair<1>(lower)},
        {NibblePair<2>(upper), NibblePair<2>(lower), NibblePair<3>(upper), NibblePair<3>(lower)}}};
 }
+
+// Both pairs of a register times 2^(scale - 127), the nibbles in units of kNibbleUnit: exact.
+__device__ __forceinline__ uint32_t ScaledNibbles(uint32_t pair, uint32_t scale) {
+  // 2^(scale - 1) is a bfloat16 up to scale 128; what is beyond goes in a second step.
+  const uint32_t first = min(scale, 128u) + 126;
+  uint32_t product = ptx::MultiplyPair(pair, first << 7 | first << 23);
+  return product;
+}
+__device__ __forceinline__ uint32_t ScaledFurther(uint32_t pair, uint32_t scale) {
+  const uint32_t rest = max(scale, 128u) - 1;
+  return ptx::MultiplyPair(pair, rest << 7 | rest << 23);
+}
+inline constexpr uint32_t kNibbleScaleMax = 128;  // of ScaledNibbles alone
 
 // Four digits in base 5 of a 10-bit word, one per nibble.
 __device__ __forceinline__ uint32_t DigitsOfWord(uint32_t word) {

@@ -26,6 +26,9 @@ static_assert(sizeof(ExpertSlot) == 72);
 // What a call asks for, by expert or for all.
 enum Wanted : uint8_t { kWantBase = 1, kWantFp4 = 2, kWantFp4OrBase = 3 };
 
+// What an expert is computed from, as bits.
+enum From : uint8_t { kFromBase = 1, kFromNibbles = 2, kFromQuintals = 4, kFromAnything = 7 };
+
 // Written once by the device when it could not compute what was asked; the rows concerned are NaN.
 struct Refusal {
   uint32_t kind;  // 0: none
@@ -58,6 +61,25 @@ struct MoeArgs {
   float limit, alpha;
   uint32_t biases;
 };
+
+// Of prefill alone. Assignments are sorted by expert, those of an expert ascending.
+struct PrefillArgs {
+  uint16_t* x;            // [tokens, hidden]: x in the order of PrefillPlace
+  uint32_t* order;        // [assignments]: the sorted assignments
+  uint32_t* begin;        // [experts + 1]: where an expert's begin in `order`
+};
+// Where column i of a block of 32 stands in activations for prefill: the order in which the
+// fragments of fragments.h take them.
+constexpr uint32_t PrefillPlace(uint32_t i) {
+  const uint32_t half = i / 16, t = i % 16 / 4, j = i % 4;
+  return j / 2 * 16 + j % 2 * 8 + 2 * t + half;
+}
+inline constexpr unsigned kPrefillThreads = 256;
+inline constexpr unsigned kPrefillStages = 4;
+inline constexpr unsigned kPrefillColumns = 112;
+inline constexpr unsigned kPrefillStageBytes = kPrefillColumns * 128;
+// And room to begin at a multiple of 1 KiB.
+inline constexpr unsigned kPrefillSharedBytes = kPrefillStages * kPrefillStageBytes + 1024;
 
 // Of decode alone.
 struct DecodeArgs {

@@ -75,6 +75,14 @@ __device__ __forceinline__ void NamedBarrier(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Two bfloat16 products.
+__device__ __forceinline__ uint32_t MultiplyPair(uint32_t a, uint32_t b) {
+  uint32_t result;
+  // The form that sm_80 has: a b - 0.
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(result) : "r"(a), "r"(b), "r"(0x80008000u));
+  return result;
+}
+
 __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
   uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(at) : "memory");

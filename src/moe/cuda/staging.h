@@ -10,8 +10,6 @@
 // blocks side by side.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include "format/tsym4.h"
 #include "moe/cuda/fragments.h"
 #include "moe/cuda/routed.h"
@@ -87,18 +85,14 @@ __device__ __forceinline__ float DigitsOf(const Eight& eight, uint2 (&digits)[2]
   return step;
 }
 
+inline constexpr uint32_t kTwoTo64 = 0x5F805F80u;  // twice in bfloat16
 // The four registers of this lane's values, times 2^64: products with nibbles in units of 2^-126
 // stay normal in float32.
 __device__ __forceinline__ uint4 ScaledOf(const Eight& eight) {
   const ActivationFragments of = ActivationsOf(eight.first, eight.second);
   uint32_t pairs[4] = {of.b[0][0], of.b[0][1], of.b[1][0], of.b[1][1]};
 #pragma unroll
-  for (uint32_t& pair : pairs) {
-    __nv_bfloat162 value;
-    memcpy(&value, &pair, sizeof value);
-    value = __hmul2(value, __float2bfloat162_rn(0x1p64f));
-    memcpy(&pair, &value, sizeof pair);
-  }
+  for (uint32_t& pair : pairs) pair = ptx::MultiplyPair(pair, kTwoTo64);
   return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 // What takes the sums of FP4 back: 1 / (kNibbleUnit * 2^64).
