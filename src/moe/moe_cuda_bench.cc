@@ -3,8 +3,6 @@
 // many calls is timed, five times: medians.
 //
 // Quintals are random valid words: the digits of random codes.
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -47,21 +45,6 @@ struct Options {
   std::string json_path;
   uint64_t memory = uint64_t{48} << 30;  // of planes at most
   std::vector<uint32_t> tokens = {1, 2, 4, 8, 16, 32, 128, 1024, 4096};
-};
-
-// Calls of the driver that only this needs.
-struct Extras {
-#define EXTRA(name, symbol) \
-  decltype(&::name) name = reinterpret_cast<decltype(&::name)>(dlsym(library, symbol));
-  void* library = dlopen("libcuda.so.1", RTLD_NOW);
-  EXTRA(cuStreamBeginCapture, "cuStreamBeginCapture_v2")
-  EXTRA(cuStreamEndCapture, "cuStreamEndCapture")
-  EXTRA(cuGraphInstantiate, "cuGraphInstantiateWithFlags")
-  EXTRA(cuGraphLaunch, "cuGraphLaunch")
-  EXTRA(cuGraphExecDestroy, "cuGraphExecDestroy")
-  EXTRA(cuGraphDestroy, "cuGraphDestroy")
-  EXTRA(cuEventElapsedTime, "cuEventElapsedTime")
-#undef EXTRA
 };
 
 #define CHECK_CUDA(call) HP_CHECK((call) == CUDA_SUCCESS)
@@ -285,7 +268,7 @@ class Bench {
   Gpu& gpu_;
   CudaMoe& moe_;
   const Options& options_;
-  Extras extras_;
+  GraphCalls extras_;
   CUmodule module_ = nullptr;
   CUfunction read_ = nullptr, fill_ = nullptr;
   CUevent start_ = nullptr, end_ = nullptr;

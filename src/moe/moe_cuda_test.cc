@@ -129,6 +129,35 @@ TEST_F(MoeOnGpu, GivesTheSameBitsEveryTime) {
   }
 }
 
+// Routing included: the ids that count are those at the replay.
+TEST_F(MoeOnGpu, AGraphGivesWhatTheCallGives) {
+  const GraphCalls calls;
+  if (calls.cuStreamBeginCapture == nullptr) GTEST_SKIP() << "this driver has no graphs";
+  for (const char* name : {"one token", "prefill", "both precisions in one call"}) {
+    DeviceProblem problem(*gpu_, CaseNamed(name), 3);
+    ASSERT_EQ(calls.cuStreamBeginCapture(gpu_->stream, CU_STREAM_CAPTURE_MODE_RELAXED),
+              CUDA_SUCCESS);
+    ASSERT_TRUE(moe_->Forward(problem.call, gpu_->stream));
+    CUgraph graph = nullptr;
+    CUgraphExec exec = nullptr;
+    ASSERT_EQ(calls.cuStreamEndCapture(gpu_->stream, &graph), CUDA_SUCCESS);
+    ASSERT_EQ(calls.cuGraphInstantiate(&exec, graph, 0), CUDA_SUCCESS);
+    for (int i = 0; i < 3; ++i) {
+      for (int32_t& id : problem.host.ids)
+        id = (id + i) % static_cast<int32_t>(problem.call.geometry.experts);
+      ASSERT_EQ(gpu_->driver.cuMemcpyHtoDAsync(problem.ids.address(), problem.host.ids.data(),
+                                               problem.ids.bytes(), gpu_->stream),
+                CUDA_SUCCESS);
+      ASSERT_EQ(calls.cuGraphLaunch(exec, gpu_->stream), CUDA_SUCCESS);
+      ASSERT_EQ(gpu_->Wait(), CUDA_SUCCESS);
+      const std::vector<uint16_t> replayed = problem.y.Download<uint16_t>();
+      EXPECT_EQ(replayed, Run(problem)) << name << ", replay " << i;
+    }
+    EXPECT_EQ(calls.cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    EXPECT_EQ(calls.cuGraphDestroy(graph), CUDA_SUCCESS);
+  }
+}
+
 TEST_F(MoeOnGpu, WhatIsMissingIsToldAndNotANumber) {
   DeviceProblem problem(*gpu_, CaseNamed("one token at FP4"), 2);
   const auto chosen = static_cast<size_t>(problem.host.ids[0]);

@@ -1,6 +1,8 @@
 // A CUDA device, and memory on it, for tests and benchmarks of the operator.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstring>
 #include <span>
 #include <vector>
@@ -64,6 +66,21 @@ class Gpu {
     *why = status.ToString();
     return nullptr;
   }
+};
+
+// Calls of the driver that only tests and benchmarks need; null where the driver has none.
+struct GraphCalls {
+#define HP_GRAPH_CALL(name, symbol) \
+  decltype(&::name) name = reinterpret_cast<decltype(&::name)>(dlsym(library, symbol));
+  void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  HP_GRAPH_CALL(cuStreamBeginCapture, "cuStreamBeginCapture_v2")
+  HP_GRAPH_CALL(cuStreamEndCapture, "cuStreamEndCapture")
+  HP_GRAPH_CALL(cuGraphInstantiate, "cuGraphInstantiateWithFlags")
+  HP_GRAPH_CALL(cuGraphLaunch, "cuGraphLaunch")
+  HP_GRAPH_CALL(cuGraphExecDestroy, "cuGraphExecDestroy")
+  HP_GRAPH_CALL(cuGraphDestroy, "cuGraphDestroy")
+  HP_GRAPH_CALL(cuEventElapsedTime, "cuEventElapsedTime")
+#undef HP_GRAPH_CALL
 };
 
 // Device memory. Move-only.

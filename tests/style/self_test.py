@@ -5,6 +5,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import kernel_report
 import style
 
 GOOD = {
@@ -111,6 +112,21 @@ class StyleTest(unittest.TestCase):
                 with self.subTest(rule=rule, text=text[:60]):
                     found = reports({**GOOD, "src/base/base.cc": text})
                     self.assertNotIn(rule, [r for r, _, _ in found])
+
+
+class KernelReportTest(unittest.TestCase):
+    REPORT = """ptxas info    : Compiling entry function 'good' for 'sm_90a'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Compiling entry function 'bad' for 'sm_90a'
+    8 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads
+"""
+    SERIAL = "ptxas info    : (C7512) Potential Performance Loss: wgmma is serialized\n"
+
+    def test_spills_and_remarks_are_found(self):
+        found = list(kernel_report.findings(self.REPORT + self.SERIAL))
+        self.assertEqual(len(found), 2)
+        self.assertTrue(found[0].startswith("bad (sm_90a)"))
+        self.assertIn("C7512", found[1])
 
 
 if __name__ == "__main__":

@@ -232,8 +232,8 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
   args.biases = call.geometry.biases ? 1 : 0;
   if (assignments <= kDecodeAssignmentsMax) return Decode(args, stream);
   if (prefill_module_ == nullptr) return DecodeInPieces(args, stream);
-  std::byte* at = inner + InnerBytes(call.geometry, assignments) +
-                  ResultBytes(call.geometry, assignments);
+  std::byte* at =
+      inner + InnerBytes(call.geometry, assignments) + ResultBytes(call.geometry, assignments);
   PrefillArgs prefill = {};
   prefill.x = reinterpret_cast<uint16_t*>(at);
   at += ArrangedBytes(call.geometry, call.token_count);
@@ -261,7 +261,8 @@ Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, uint8_t tiers,
                               CUstream stream) const {
   constexpr uint32_t kThreads = 256;
   void* arguments[] = {&args, &prefill};
-  HP_TRY(Enqueue({.kernel = sort_, .blocks = args.experts, .threads = kThreads}, stream, arguments));
+  HP_TRY(
+      Enqueue({.kernel = sort_, .blocks = args.experts, .threads = kThreads}, stream, arguments));
   const uint64_t blocks_of_32 = uint64_t{args.tokens} * args.hidden / 32;
   HP_TRY(Enqueue({.kernel = arrange_,
                   .blocks = static_cast<uint32_t>((blocks_of_32 + kThreads - 1) / kThreads),

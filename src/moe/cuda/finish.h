@@ -1,4 +1,5 @@
-// What is done to sums: the activation between the two products, the weighted sum of a token's slots.
+// What is done to sums: the activation between the two products, the weighted sum of a token's
+// slots.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -100,18 +100,17 @@ __device__ __forceinline__ WeightFragments NibbleFragments(uint32_t upper, uint3
        {NibblePair<2>(upper), NibblePair<2>(lower), NibblePair<3>(upper), NibblePair<3>(lower)}}};
 }
 
-// Both pairs of a register times 2^(scale - 127), the nibbles in units of kNibbleUnit: exact.
-__device__ __forceinline__ uint32_t ScaledNibbles(uint32_t pair, uint32_t scale) {
-  // 2^(scale - 1) is a bfloat16 up to scale 128; what is beyond goes in a second step.
-  const uint32_t first = min(scale, 128u) + 126;
-  uint32_t product = ptx::MultiplyPair(pair, first << 7 | first << 23);
-  return product;
+// A pair of nibbles in units of kNibbleUnit becomes one times 2^(scale - 127) by the product with
+// FactorOf, exactly, and beyond kNibbleScaleMax, where that is no bfloat16, also with
+// FurtherFactorOf.
+inline constexpr uint32_t kNibbleScaleMax = 128;
+inline constexpr uint32_t kBothExponents = 0x00800080u;
+__device__ __forceinline__ uint32_t FactorOf(uint32_t scale) {
+  return (min(scale, kNibbleScaleMax) + 126) * kBothExponents;
 }
-__device__ __forceinline__ uint32_t ScaledFurther(uint32_t pair, uint32_t scale) {
-  const uint32_t rest = max(scale, 128u) - 1;
-  return ptx::MultiplyPair(pair, rest << 7 | rest << 23);
+__device__ __forceinline__ uint32_t FurtherFactorOf(uint32_t scale) {
+  return (max(scale, kNibbleScaleMax) - 1) * kBothExponents;
 }
-inline constexpr uint32_t kNibbleScaleMax = 128;  // of ScaledNibbles alone
 
 // Four digits in base 5 of a 10-bit word, one per nibble.
 __device__ __forceinline__ uint32_t DigitsOfWord(uint32_t word) {

@@ -64,9 +64,9 @@ struct MoeArgs {
 
 // Of prefill alone. Assignments are sorted by expert, those of an expert ascending.
 struct PrefillArgs {
-  uint16_t* x;            // [tokens, hidden]: x in the order of PrefillPlace
-  uint32_t* order;        // [assignments]: the sorted assignments
-  uint32_t* begin;        // [experts + 1]: where an expert's begin in `order`
+  uint16_t* x;      // [tokens, hidden]: x in the order of PrefillPlace
+  uint32_t* order;  // [assignments]: the sorted assignments
+  uint32_t* begin;  // [experts + 1]: where an expert's begin in `order`
 };
 // Where column i of a block of 32 stands in activations for prefill: the order in which the
 // fragments of fragments.h take them.
@@ -74,11 +74,12 @@ constexpr uint32_t PrefillPlace(uint32_t i) {
   const uint32_t half = i / 16, t = i % 16 / 4, j = i % 4;
   return j / 2 * 16 + j % 2 * 8 + 2 * t + half;
 }
-inline constexpr unsigned kPrefillThreads = 256;
-inline constexpr unsigned kPrefillStages = 4;
+inline constexpr unsigned kPrefillThreads = 512;
+// A stage: 64 of k of all columns' activations, then of all warps' weights; at a multiple of 1 KiB.
 inline constexpr unsigned kPrefillColumns = 112;
-inline constexpr unsigned kPrefillStageBytes = kPrefillColumns * 128;
-// And room to begin at a multiple of 1 KiB.
+inline constexpr unsigned kPrefillStages = 6;
+inline constexpr unsigned kPrefillWeights = kPrefillColumns * 128;
+inline constexpr unsigned kPrefillStageBytes = 24 * 1024;
 inline constexpr unsigned kPrefillSharedBytes = kPrefillStages * kPrefillStageBytes + 1024;
 
 // Of decode alone.

@@ -1,10 +1,10 @@
 // The products of a prefill on Hopper: grouped by expert, weights as the left operand from
 // registers, where they are unpacked with their scales while the tensor cores work on those before.
 //
-// A block has two warpgroups and a tile of 256 weight rows by up to 128 assignments of an expert.
-// Each warpgroup has twice 64 rows: gate rows and the up rows that belong to them, or two runs of
-// down rows; each warp a strip of 16 in both. Activations come through shared memory, gathered by
-// token, 64 of k at a time.
+// A block has four warpgroups and a tile of 256 weight rows (128 of gate and their 128 of up, or
+// 256 of down) by up to 112 assignments of an expert; each warp has a strip of 16 rows.
+// Activations, gathered by token, and weights come through shared memory, 64 of k at a time; sums
+// leave through it, so that gate meets up and rows are written whole.
 #include "format/tsym4.h"
 #include "moe/cuda/finish.h"
 #include "moe/cuda/fragments.h"
@@ -13,14 +13,9 @@
 namespace hotplane::moe_cuda {
 namespace {
 
-constexpr uint32_t kWarpsOfGroup = 4;
-constexpr uint32_t kStripsOfBlock = 16;
+constexpr uint32_t kStripsOfBlock = kPrefillThreads / 32;
+constexpr uint32_t kRowsOfBlock = kStripsOfBlock * kStripRows;
 constexpr uint32_t kRowBytes = 128;  // 64 of k in bfloat16
-
-struct Shared {
-  uint16_t tiles_before[kDecodeExpertsMax + 1];
-  uint32_t sums[kPrefillThreads / 32];
-};
 
 // A tile of a product.
 struct Tile {
@@ -28,6 +23,16 @@ struct Tile {
   uint32_t begin;  // in `order`
   uint32_t count;  // of assignments, 1 to kPrefillColumns
   uint32_t rows;   // which run of weight rows
+};
+
+// What all threads know, and no register should hold.
+struct Shared {
+  Tile tile;
+  Matrix matrix;
+  uint32_t row_tiles;
+  uint32_t count;  // of tiles
+  uint16_t tiles_before[kDecodeExpertsMax + 1];
+  uint32_t sums[kPrefillThreads / 32];
 };
 
 // Of one strip and 64 of k: what a lane has of codes, nibbles or quintals, and its scales.
@@ -50,32 +55,67 @@ struct RawTile<kTierQuintals> {
   uint32_t scales[2][2];
 };
 
-// Where a warp reads a strip.
-struct StripSource {
+// A strip's tile in a stage: codes, then nibbles or quintals, then scales.
+template <uint32_t kTier>
+struct StripBytes {
+  static constexpr uint32_t kCodes = kTier == kTierNibbles ? 0 : kTileCodeBytes;
+  static constexpr uint32_t kFine = kTier == kTierNibbles    ? kTileNibbleBytes
+                                    : kTier == kTierQuintals ? kTileQuintalBytes
+                                                             : 0;
+  static constexpr uint32_t kScales = kCodes + kFine;
+  static constexpr uint32_t kAll = kScales + kTileScaleBytes;
+  static_assert(kPrefillWeights + kStripsOfBlock * kAll <= kPrefillStageBytes);
+};
+
+// Copies a warp's strip into a stage, a lane's pieces of 16 bytes. The warp alone reads them.
+template <uint32_t kTier>
+struct Weights {
+  using Bytes = StripBytes<kTier>;
+  static constexpr uint32_t kScaleLanes = kTileScaleBytes / 16;
   const uint8_t* codes;
   const uint8_t* fine;
   const uint8_t* scales;
-};
+  uint32_t slot;  // in a stage
 
-template <uint32_t kTier>
-__device__ __forceinline__ void Load(const StripSource& from, uint32_t tile, uint32_t lane,
-                                     RawTile<kTier>* raw) {
-  if constexpr (kTier != kTierNibbles)
-    raw->codes = __ldg(reinterpret_cast<const uint2*>(from.codes + tile * kTileCodeBytes) + lane);
-  if constexpr (kTier == kTierNibbles)
-    raw->nibbles = __ldg(reinterpret_cast<const uint4*>(from.fine + tile * kTileNibbleBytes) + lane);
-  if constexpr (kTier == kTierQuintals) {
-    const uint8_t* const fine = from.fine + tile * kTileQuintalBytes;
-    raw->words = __ldg(reinterpret_cast<const uint2*>(fine) + lane);
-    raw->last = __ldg(reinterpret_cast<const uint16_t*>(fine + 256) + lane);
+  __device__ __forceinline__ Weights(const Matrix& matrix, uint64_t first_tile) {
+    const uint32_t lane = threadIdx.x % 32;
+    slot = kPrefillWeights + threadIdx.x / 32 * Bytes::kAll;
+    codes = matrix.codes + first_tile * kTileCodeBytes + lane * 16;
+    fine = matrix.fine + first_tile * Bytes::kFine + lane * 16;
+    scales = matrix.scales + first_tile * kTileScaleBytes + lane * 16;
   }
-  const uint8_t* const scales = from.scales + tile * kTileScaleBytes + lane / 4;
+  // The next tile.
+  __device__ __forceinline__ void Issue(uint32_t stage) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t to = stage + slot + lane * 16;
+    if (Bytes::kCodes != 0 && lane * 16 < kTileCodeBytes) ptx::CopyAsync16(to, codes);
+    if (Bytes::kFine == 512 || lane * 16 + 1 <= Bytes::kFine)
+      ptx::CopyAsync16(to + Bytes::kCodes, fine);
+    if (lane < kScaleLanes) ptx::CopyAsync16(to + Bytes::kScales, scales);
+    codes += kTileCodeBytes;
+    fine += Bytes::kFine;
+    scales += kTileScaleBytes;
+  }
+  // What the lane needs of it.
+  __device__ __forceinline__ void Load(const uint8_t* stage, RawTile<kTier>* raw) const {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint8_t* const strip = stage + slot;
+    if constexpr (kTier != kTierNibbles)
+      raw->codes = *reinterpret_cast<const uint2*>(strip + lane * 8);
+    if constexpr (kTier == kTierNibbles)
+      raw->nibbles = *reinterpret_cast<const uint4*>(strip + lane * 16);
+    if constexpr (kTier == kTierQuintals) {
+      raw->words = *reinterpret_cast<const uint2*>(strip + Bytes::kCodes + lane * 8);
+      raw->last = *reinterpret_cast<const uint16_t*>(strip + Bytes::kCodes + 256 + lane * 2);
+    }
 #pragma unroll
-  for (uint32_t block = 0; block < 2; ++block) {
-    raw->scales[0][block] = __ldg(scales + block * kStripRows);
-    raw->scales[1][block] = __ldg(scales + block * kStripRows + 8);
+    for (uint32_t row = 0; row < 2; ++row) {
+#pragma unroll
+      for (uint32_t block = 0; block < 2; ++block)
+        raw->scales[row][block] = strip[Bytes::kScales + block * kStripRows + row * 8 + lane / 4];
+    }
   }
-}
+};
 
 // The left operands of both multiplies of a block, scales included.
 template <int kBlock>
@@ -103,14 +143,15 @@ __device__ __forceinline__ void Unpack(const RawTile<kTierBase>& raw, uint32_t (
 __device__ __forceinline__ void UnpackNibbles(uint2 nibbles, const uint32_t (&scales)[2],
                                               uint32_t (&a)[2][4]) {
   const WeightFragments of = NibbleFragments(nibbles.x, nibbles.y);
+  const uint32_t factors[2] = {FactorOf(scales[0]), FactorOf(scales[1])};
 #pragma unroll
-  for (uint32_t multiply = 0; multiply < 2; ++multiply) {
+  for (uint32_t i = 0; i < 8; ++i)
+    a[i / 4][i % 4] = ptx::MultiplyPair(of.a[i / 4][i % 4], factors[i % 2]);
+  if (__any_sync(kAllLanes, max(scales[0], scales[1]) > kNibbleScaleMax)) {
+    const uint32_t further[2] = {FurtherFactorOf(scales[0]), FurtherFactorOf(scales[1])};
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      a[multiply][i] = ScaledNibbles(of.a[multiply][i], scales[i % 2]);
-      if (scales[i % 2] > kNibbleScaleMax)
-        a[multiply][i] = ScaledFurther(a[multiply][i], scales[i % 2]);
-    }
+    for (uint32_t i = 0; i < 8; ++i)
+      a[i / 4][i % 4] = ptx::MultiplyPair(a[i / 4][i % 4], further[i % 2]);
   }
 }
 template <int kBlock>
@@ -122,8 +163,8 @@ __device__ __forceinline__ void Unpack(const RawTile<kTierNibbles>& raw, uint32_
 template <int kBlock>
 __device__ __forceinline__ void Unpack(const RawTile<kTierQuintals>& raw, uint32_t (&a)[2][4]) {
   const uint32_t upper = kBlock == 0 ? raw.words.x : __funnelshift_r(raw.words.x, raw.words.y, 20);
-  const uint32_t lower = kBlock == 0 ? raw.words.y >> 8
-                                     : __funnelshift_r(raw.words.y, raw.last, 28);
+  const uint32_t lower =
+      kBlock == 0 ? raw.words.y >> 8 : __funnelshift_r(raw.words.y, raw.last, 28);
   UnpackNibbles({NibblesOfQuintals(upper, raw.codes.x >> (16 * kBlock)),
                  NibblesOfQuintals(lower, raw.codes.y >> (16 * kBlock))},
                 {raw.scales[0][kBlock], raw.scales[1][kBlock]}, a);
@@ -137,119 +178,108 @@ struct Product {
   const uint16_t* activations;
 };
 
-// The strip of a warp in its first (0) or second run of rows; `strips` and more: none.
-__device__ __forceinline__ uint32_t StripOf(const Product& product, const Tile& tile,
-                                            uint32_t warp, uint32_t run) {
-  const uint32_t group = warp / kWarpsOfGroup, in_group = warp % kWarpsOfGroup;
-  if (product.gate_up) return tile.rows * kStripsOfBlock / 2 + group * kWarpsOfGroup + in_group;
-  return tile.rows * kStripsOfBlock + (2 * group + run) * kWarpsOfGroup + in_group;
+// The strip of this warp in the matrix. Beyond the last one: that, whose rows are computed again.
+__device__ __forceinline__ uint32_t StripOf(const Product& product, const Tile& tile) {
+  const uint32_t warp = threadIdx.x / 32;
+  if (!product.gate_up) return min(tile.rows * kStripsOfBlock + warp, product.strips - 1);
+  constexpr uint32_t kHalf = kStripsOfBlock / 2;
+  const uint32_t strip = min(tile.rows * kHalf + warp % kHalf, product.strips - 1);
+  return strip + warp / kHalf * product.strips;
 }
 
-// Copies activations of a tile into a stage: thread i has chunk i % 8 of rows i/8, i/8 + 32, ...
+// Copies activations of a tile into a stage: thread i has chunk i % 8 of rows i/8, i/8 + 64, ...
 template <int kColumns>
 struct Gather {
-  const uint16_t* rows[(kColumns + 31) / 32];
-  uint32_t to[(kColumns + 31) / 32];
+  static constexpr uint32_t kRowsAtATime = kPrefillThreads / 8;
+  static constexpr uint32_t kTimes = (kColumns + kRowsAtATime - 1) / kRowsAtATime;
+  const uint16_t* activations;
+  uint32_t rows[kTimes];
+  uint32_t to;  // of the first row; the next are whole groups of eight further on
 
   __device__ __forceinline__ Gather(const MoeArgs& args, const PrefillArgs& prefill,
-                                    const Product& product, const Tile& tile) {
-    const uint32_t chunk = threadIdx.x % 8;
+                                    const Product& product, const Tile& tile)
+      : activations(product.activations) {
+    const uint32_t chunk = threadIdx.x % 8, first = threadIdx.x / 8;
+    to = first * kRowBytes + (chunk ^ first % 8) * 16;
 #pragma unroll
-    for (uint32_t i = 0; i < (kColumns + 31) / 32; ++i) {
-      const uint32_t row = threadIdx.x / 8 + 32 * i;
+    for (uint32_t i = 0; i < kTimes; ++i) {
+      const uint32_t row = first + kRowsAtATime * i;
       // Rows beyond the last are computed and left alone.
       const uint32_t place = tile.begin + min(row, tile.count - 1);
-      const uint64_t at = product.gate_up ? prefill.order[place] / args.top_k : place;
-      rows[i] = product.activations + at * product.k + 8 * chunk;
-      to[i] = row * kRowBytes + (chunk ^ row % 8) * 16;
+      const uint32_t at = product.gate_up ? prefill.order[place] / args.top_k : place;
+      rows[i] = at * product.k + 8 * chunk;
     }
   }
-  __device__ __forceinline__ void Issue(uint32_t stage, uint32_t tile, bool active) const {
-    if (active) {
+  __device__ __forceinline__ void Issue(uint32_t stage, uint32_t tile) const {
 #pragma unroll
-      for (uint32_t i = 0; i < (kColumns + 31) / 32; ++i)
-        if (kColumns % 32 == 0 || 32 * (i + 1) <= kColumns || threadIdx.x / 8 < kColumns % 32)
-          ptx::CopyAsync16(stage + to[i], rows[i] + tile * kTileColumns);
+    for (uint32_t i = 0; i < kTimes; ++i) {
+      if (kRowsAtATime * (i + 1) <= kColumns ||
+          threadIdx.x / 8 + kRowsAtATime * i < static_cast<uint32_t>(kColumns))
+        ptx::CopyAsync16(stage + to + i * kRowsAtATime * kRowBytes,
+                         activations + rows[i] + tile * kTileColumns);
     }
-    ptx::CommitCopies();
   }
 };
 
 template <int kColumns>
 __device__ __forceinline__ void MultiplyBlock(uint32_t stage, uint32_t block,
-                                              const uint32_t (&a)[2][2][4],
-                                              float (&acc)[2][kColumns / 2]) {
+                                              const uint32_t (&a)[2][4],
+                                              float (&acc)[kColumns / 2]) {
   ptx::WgmmaFence();
 #pragma unroll
-  for (uint32_t multiply = 0; multiply < 2; ++multiply) {
-    const uint64_t b = ptx::SwizzledRows(stage + (2 * block + multiply) * 32);
-#pragma unroll
-    for (uint32_t run = 0; run < 2; ++run)
-      ptx::Wgmma<kColumns>::Multiply(acc[run], a[run][multiply], b);
-  }
+  for (uint32_t multiply = 0; multiply < 2; ++multiply)
+    ptx::Wgmma<kColumns>::Multiply(acc, a[multiply],
+                                   ptx::SwizzledRows(stage + (2 * block + multiply) * 32));
   ptx::WgmmaCommit();
 }
 
-// A strip's tile into the second-level cache.
-template <uint32_t kTier>
-__device__ __forceinline__ void Fetch(const StripSource& from, uint32_t tile, uint32_t lane) {
-  constexpr uint32_t kLine = 128;
-  if (lane < 4) {
-    if (kTier == kTierNibbles)
-      ptx::Prefetch(from.fine + tile * kTileNibbleBytes + lane * kLine);
-    else if (lane < 2)
-      ptx::Prefetch(from.codes + tile * kTileCodeBytes + lane * kLine);
-  } else if (kTier == kTierQuintals && lane < 7) {
-    ptx::Prefetch(from.fine + tile * kTileQuintalBytes + (lane - 4) * kLine);
-  } else if (lane == 7) {
-    ptx::Prefetch(from.scales + tile * kTileScaleBytes);
-  }
-}
-// So many tiles ahead of their loads: as long as device memory takes.
-constexpr uint32_t kFetchAhead = 3;
+// Tiles on their way ahead of the one that is multiplied; a stage is filled anew two tiles after
+// it was, when the multiplies that read it are surely done.
+constexpr uint32_t kAhead = kPrefillStages - 2;
 
-// Sums of a tile: acc[run], as of Wgmma.
+// Sums of a tile, as of Wgmma.
 template <int kColumns, uint32_t kTier>
 __device__ __forceinline__ void MultiplyTile(const Gather<kColumns>& gather,
-                                             const StripSource (&from)[2], uint32_t tiles,
-                                             uint32_t ring, float (&acc)[2][kColumns / 2]) {
-  const uint32_t lane = threadIdx.x % 32;
-  RawTile<kTier> raw[2];
+                                             Weights<kTier>* weights, uint32_t tiles, uint8_t* ring,
+                                             float (&acc)[kColumns / 2]) {
+  const uint32_t shared = ptx::SharedAddress(ring);
+  const auto issue = [&](uint32_t tile, uint32_t at) {
+    if (tile < tiles) {
+      gather.Issue(shared + at, tile);
+      weights->Issue(shared + at);
+    }
+    ptx::CommitCopies();
+  };
+#pragma unroll 1
+  for (uint32_t tile = 0; tile < kAhead; ++tile) issue(tile, tile * kPrefillStageBytes);
+  RawTile<kTier> raw;
+  uint32_t a[2][2][4];  // [block][multiply][register]
+  ptx::WaitForCopies<kAhead - 1>();
+  __syncwarp();
 #pragma unroll
-  for (uint32_t run = 0; run < 2; ++run) {
-    Load(from[run], 0, lane, &raw[run]);
-    for (uint32_t tile = 1; tile < min(kFetchAhead, tiles); ++tile)
-      Fetch<kTier>(from[run], tile, lane);
-  }
-  gather.Issue(ring, 0, true);
-  gather.Issue(ring + kPrefillStageBytes, 1, tiles > 1);
-  uint32_t a[2][2][2][4];  // [block][run][multiply][register]
-#pragma unroll
-  for (uint32_t run = 0; run < 2; ++run) {
-#pragma unroll
-    for (float& value : acc[run]) value = 0;
-    Unpack<0>(raw[run], a[0][run]);
-  }
+  for (float& value : acc) value = 0;
+  weights->Load(ring, &raw);
+  Unpack<0>(raw, a[0]);
+  uint32_t stage = 0;
+#pragma unroll 1
   for (uint32_t tile = 0; tile < tiles; ++tile) {
-    const uint32_t stage = ring + tile % kPrefillStages * kPrefillStageBytes;
-    ptx::WaitForCopies<1>();
+    // This tile and the next are there.
+    ptx::WaitForCopies<kAhead - 2>();
     ptx::FenceForAsync();
     __syncthreads();
-    gather.Issue(ring + (tile + 2) % kPrefillStages * kPrefillStageBytes, tile + 2,
-                 tile + 2 < tiles);
-    MultiplyBlock<kColumns>(stage, 0, a[0], acc);
+    constexpr uint32_t kRing = kPrefillStages * kPrefillStageBytes;
+    constexpr uint32_t kBehind = kRing - kAhead * kPrefillStageBytes;
+    issue(tile + kAhead, stage < kBehind ? stage + kRing - kBehind : stage - kBehind);
+    MultiplyBlock<kColumns>(shared + stage, 0, a[0], acc);
     // The multiplies before those are done, and their registers free.
     ptx::WgmmaWait<1>();
-#pragma unroll
-    for (uint32_t run = 0; run < 2; ++run) {
-      Unpack<1>(raw[run], a[1][run]);
-      Load(from[run], min(tile + 1, tiles - 1), lane, &raw[run]);
-      if (tile + kFetchAhead < tiles) Fetch<kTier>(from[run], tile + kFetchAhead, lane);
-    }
-    MultiplyBlock<kColumns>(stage, 1, a[1], acc);
+    Unpack<1>(raw, a[1]);
+    const uint32_t now = stage;
+    stage = stage + kPrefillStageBytes == kRing ? 0 : stage + kPrefillStageBytes;
+    weights->Load(ring + stage, &raw);
+    MultiplyBlock<kColumns>(shared + now, 1, a[1], acc);
     ptx::WgmmaWait<1>();
-#pragma unroll
-    for (uint32_t run = 0; run < 2; ++run) Unpack<0>(raw[run], a[0][run]);
+    Unpack<0>(raw, a[0]);
   }
   ptx::WgmmaWait<0>();
   ptx::WaitForCopies<0>();
@@ -257,97 +287,101 @@ __device__ __forceinline__ void MultiplyTile(const Gather<kColumns>& gather,
   __syncthreads();
 }
 
-__device__ __forceinline__ void StoreInner(const MoeArgs& args, const Matrix& matrix,
-                                           uint32_t place, uint32_t n, float gate, float up) {
-  if (matrix.bias != nullptr) {
-    gate += matrix.bias[n];
-    up += matrix.bias[args.intermediate + n];
-  }
-  const uint32_t at = n / kScaleBlock * kScaleBlock + PrefillPlace(n % kScaleBlock);
-  args.inner[uint64_t{place} * args.intermediate + at] = ToBf16(Act(args, gate, up));
-}
+// Sums in shared memory: [column][row], gate rows before up rows. Columns apart by this many
+// floats, so that a warp's stores meet all banks.
+constexpr uint32_t kSumStride = kRowsOfBlock + 4;
+static_assert(kPrefillColumns * kSumStride * sizeof(float) <= kPrefillStages * kPrefillStageBytes);
 
 template <int kColumns>
-__device__ __forceinline__ void Store(const MoeArgs& args, const PrefillArgs& prefill,
-                                      const Product& product, const Matrix& matrix,
-                                      const Tile& tile, const float (&acc)[2][kColumns / 2]) {
-  const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+__device__ __forceinline__ void StoreSums(const float (&acc)[kColumns / 2], float* sums) {
+  const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  float* const to = sums + 2 * t * kSumStride + threadIdx.x / 32 * kStripRows + g;
 #pragma unroll
-  for (uint32_t i = 0; i < kColumns / 4; ++i) {
-    const uint32_t column = i / 2 * 8 + 2 * t + i % 2;
-    if (column >= tile.count) continue;
-    const uint32_t place = tile.begin + column;
-    const uint32_t at = i / 2 * 4 + i % 2;  // in acc; row g+8 two further on
-    if (product.gate_up) {
-      const uint32_t strip = StripOf(product, tile, warp, 0);
-      if (strip >= product.strips) continue;
-      const uint32_t n = strip * kStripRows + g;
-      StoreInner(args, matrix, place, n, acc[0][at], acc[1][at]);
-      StoreInner(args, matrix, place, n + 8, acc[0][at + 2], acc[1][at + 2]);
-      continue;
+  for (uint32_t i = 0; i < kColumns / 2; ++i)
+    to[(i / 4 * 8 + i % 2) * kSumStride + i / 2 % 2 * 8] = acc[i];
+}
+
+// A thread makes two values of act at a time: rows r and r + 16, which are neighbours in memory.
+__device__ __forceinline__ void FinishGateUp(const MoeArgs& args, const Product& product,
+                                             const Matrix& matrix, const Tile& tile,
+                                             const float* sums) {
+  constexpr uint32_t kRows = kRowsOfBlock / 2, kWords = kRows / 2;
+  const uint32_t word = threadIdx.x % kWords;
+  const uint32_t multiply = word % 16 / 8, pair = word % 8 / 4, t = word % 4;
+  const uint32_t row = word / 16 * kScaleBlock + 4 * t + 2 * multiply + pair;
+  const uint32_t n = tile.rows * kRows + row;
+  // A block of 32 is there, or half of it, or nothing.
+  if (n >= product.strips * kStripRows) return;
+  float bias[2][2] = {};
+  if (matrix.bias != nullptr) {
+    for (uint32_t half = 0; half < 2; ++half) {
+      bias[half][0] = matrix.bias[n + 16 * half];
+      bias[half][1] = matrix.bias[args.intermediate + n + 16 * half];
     }
-    float* const to = args.results + uint64_t{prefill.order[place]} * args.hidden;
-#pragma unroll
-    for (uint32_t run = 0; run < 2; ++run) {
-      const uint32_t strip = StripOf(product, tile, warp, run);
-      if (strip >= product.strips) continue;
-      const uint32_t n = strip * kStripRows + g;
-      to[n] = acc[run][at] + (matrix.bias != nullptr ? matrix.bias[n] : 0.0f);
-      to[n + 8] = acc[run][at + 2] + (matrix.bias != nullptr ? matrix.bias[n + 8] : 0.0f);
-    }
+  }
+  for (uint32_t column = threadIdx.x / kWords; column < tile.count;
+       column += kPrefillThreads / kWords) {
+    const float* const at = sums + column * kSumStride + row;
+    const uint16_t low = ToBf16(Act(args, at[0] + bias[0][0], at[kRows] + bias[0][1]));
+    const uint16_t high = ToBf16(Act(args, at[16] + bias[1][0], at[kRows + 16] + bias[1][1]));
+    uint32_t* const to = reinterpret_cast<uint32_t*>(
+        args.inner + uint64_t{tile.begin + column} * args.intermediate + tile.rows * kRows);
+    to[word] = low | uint32_t{high} << 16;
+  }
+}
+
+// A thread writes four rows at a time.
+__device__ __forceinline__ void FinishDown(const MoeArgs& args, const PrefillArgs& prefill,
+                                           const Product& product, const Matrix& matrix,
+                                           const Tile& tile, const float* sums) {
+  constexpr uint32_t kQuads = kRowsOfBlock / 4;
+  const uint32_t row = threadIdx.x % kQuads * 4;
+  const uint32_t n = tile.rows * kRowsOfBlock + row;
+  if (n >= product.strips * kStripRows) return;
+  float4 bias = {0, 0, 0, 0};
+  if (matrix.bias != nullptr) bias = *reinterpret_cast<const float4*>(matrix.bias + n);
+  for (uint32_t column = threadIdx.x / kQuads; column < tile.count;
+       column += kPrefillThreads / kQuads) {
+    const float4 sum = *reinterpret_cast<const float4*>(sums + column * kSumStride + row);
+    const uint64_t assignment = prefill.order[tile.begin + column];
+    __stcs(reinterpret_cast<float4*>(args.results + assignment * args.hidden + n),
+           float4{sum.x + bias.x, sum.y + bias.y, sum.z + bias.z, sum.w + bias.w});
   }
 }
 
 template <int kColumns, uint32_t kTier>
 __device__ __forceinline__ void RunTile(const MoeArgs& args, const PrefillArgs& prefill,
                                         const Product& product, const Matrix& matrix,
-                                        const Tile& tile, uint32_t ring) {
+                                        const Tile& tile, uint8_t* ring) {
   const uint32_t tiles = product.k / static_cast<uint32_t>(kTileColumns);
-  StripSource from[2];
-#pragma unroll
-  for (uint32_t run = 0; run < 2; ++run) {
-    const uint32_t strip = min(StripOf(product, tile, threadIdx.x / 32, run), product.strips - 1) +
-                           (product.gate_up ? run * product.strips : 0);
-    const uint64_t first = uint64_t{strip} * tiles;
-    from[run] = {matrix.codes + first * kTileCodeBytes,
-                 matrix.fine +
-                     first * (kTier == kTierNibbles ? kTileNibbleBytes : kTileQuintalBytes),
-                 matrix.scales + first * kTileScaleBytes};
-  }
+  Weights<kTier> weights(matrix, uint64_t{StripOf(product, tile)} * tiles);
   const Gather<kColumns> gather(args, prefill, product, tile);
-  float acc[2][kColumns / 2];
-  MultiplyTile<kColumns, kTier>(gather, from, tiles, ring, acc);
-  Store<kColumns>(args, prefill, product, matrix, tile, acc);
+  float acc[kColumns / 2];
+  MultiplyTile<kColumns, kTier>(gather, &weights, tiles, ring, acc);
+  float* const sums = reinterpret_cast<float*>(ring);
+  StoreSums<kColumns>(acc, sums);
+  __syncthreads();
+  if (product.gate_up)
+    FinishGateUp(args, product, matrix, tile, sums);
+  else
+    FinishDown(args, prefill, product, matrix, tile, sums);
 }
 
 template <uint32_t kTier>
 __device__ __forceinline__ void RunTileOf(const MoeArgs& args, const PrefillArgs& prefill,
                                           const Product& product, const Matrix& matrix,
-                                          const Tile& tile, uint32_t ring) {
-  // Quintals leave fewer registers for sums.
-  constexpr uint32_t kColumnsMax = kTier == kTierQuintals ? 96 : kPrefillColumns;
+                                          const Tile& tile, uint8_t* ring) {
   if (tile.count <= 32) return RunTile<32, kTier>(args, prefill, product, matrix, tile, ring);
   if (tile.count <= 64) return RunTile<64, kTier>(args, prefill, product, matrix, tile, ring);
   if (tile.count <= 96) return RunTile<96, kTier>(args, prefill, product, matrix, tile, ring);
-  if constexpr (kTier == kTierQuintals) {
-    // They leave too few registers for more columns.
-    Tile half = tile;
-    for (uint32_t which = 0; which < 2; ++which) {
-      half.begin = tile.begin + which * (tile.count / 2);
-      half.count = which == 0 ? tile.count / 2 : tile.count - tile.count / 2;
-      RunTile<64, kTier>(args, prefill, product, matrix, half, ring);
-    }
-  } else {
-    RunTile<kPrefillColumns, kTier>(args, prefill, product, matrix, tile, ring);
-  }
+  RunTile<kPrefillColumns, kTier>(args, prefill, product, matrix, tile, ring);
 }
 
 // What was refused must not look like a result.
 __device__ __forceinline__ void StoreMissing(const MoeArgs& args, const PrefillArgs& prefill,
                                              const Tile& tile) {
   for (uint32_t column = 0; column < tile.count; ++column) {
-    float* const row =
-        args.results + uint64_t{prefill.order[tile.begin + column]} * args.hidden;
+    float* const row = args.results + uint64_t{prefill.order[tile.begin + column]} * args.hidden;
     for (uint32_t n = threadIdx.x; n < args.hidden; n += blockDim.x)
       row[n] = __uint_as_float(0x7FC00000u);
   }
@@ -388,8 +422,8 @@ __device__ __forceinline__ void CountTiles(const MoeArgs& args, const PrefillArg
 }
 
 __device__ __forceinline__ Tile TileAt(const MoeArgs& args, const PrefillArgs& prefill,
-                                       const Shared& shared, uint32_t index, uint32_t row_tiles) {
-  const uint32_t run = index / row_tiles;
+                                       const Shared& shared, uint32_t index) {
+  const uint32_t run = index / shared.row_tiles;
   uint32_t low = 0, high = args.experts;
   // The last expert whose runs begin at or before `run`.
   while (high - low > 1) {
@@ -405,7 +439,7 @@ __device__ __forceinline__ Tile TileAt(const MoeArgs& args, const PrefillArgs& p
   // As even as they can be.
   const uint32_t first = begin + (end - begin) * at / runs;
   const uint32_t last = begin + (end - begin) * (at + 1) / runs;
-  return {low, first, last - first, index - run * row_tiles};
+  return {low, first, last - first, index - run * shared.row_tiles};
 }
 
 // The tiles of experts of one tier; the others are another launch's.
@@ -419,17 +453,24 @@ __device__ __forceinline__ void RunProduct(const MoeArgs& args, const PrefillArg
   const Product product = {gate_up, gate_up ? args.hidden : args.intermediate,
                            (gate_up ? args.intermediate : args.hidden) / kRows,
                            gate_up ? prefill.x : args.inner};
-  const uint32_t strips_of_tile = gate_up ? kStripsOfBlock / 2 : kStripsOfBlock;
-  const uint32_t row_tiles = (product.strips + strips_of_tile - 1) / strips_of_tile;
-  const uint32_t ring = (ptx::SharedAddress(memory) + 1023) / 1024 * 1024;
-  const uint32_t count = shared.tiles_before[args.experts] * row_tiles;
-  for (uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
-    const Tile tile = TileAt(args, prefill, shared, index, row_tiles);
-    const Matrix matrix = MatrixOf(args, tile.expert, gate_up);
-    if (matrix.tier == kTier)
-      RunTileOf<kTier>(args, prefill, product, matrix, tile, ring);
-    else if (matrix.tier == kTierMissing && !gate_up && tile.rows == 0)
-      StoreMissing(args, prefill, tile);
+  if (threadIdx.x == 0) {
+    const uint32_t strips_of_tile = gate_up ? kStripsOfBlock / 2 : kStripsOfBlock;
+    shared.row_tiles = (product.strips + strips_of_tile - 1) / strips_of_tile;
+    shared.count = shared.tiles_before[args.experts] * shared.row_tiles;
+  }
+  __syncthreads();
+  uint8_t* const ring = memory + (1024 - ptx::SharedAddress(memory) % 1024) % 1024;
+  for (uint32_t index = blockIdx.x; index < shared.count; index += gridDim.x) {
+    if (threadIdx.x == 0) {
+      shared.tile = TileAt(args, prefill, shared, index);
+      shared.matrix = MatrixOf(args, shared.tile.expert, gate_up);
+    }
+    __syncthreads();
+    if (shared.matrix.tier == kTier)
+      RunTileOf<kTier>(args, prefill, product, shared.matrix, shared.tile, ring);
+    else if (shared.matrix.tier == kTierMissing && !gate_up && shared.tile.rows == 0)
+      StoreMissing(args, prefill, shared.tile);
+    __syncthreads();
   }
 }
 

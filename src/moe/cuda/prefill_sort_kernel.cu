@@ -1,4 +1,5 @@
-// Before the products of a prefill: assignments by expert, activations in the order of the products.
+// Before the products of a prefill: assignments by expert, activations in the order of the
+// products.
 #include "format/tsym4.h"
 #include "moe/cuda/ptx.h"
 #include "moe/cuda/routed.h"
