@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "device/fake/fake_kernel.h"
@@ -119,7 +120,8 @@ void ComputeAssignment(const MoeArgs& args, const Expert& expert, uint32_t assig
                  [](double value) { return static_cast<float>(value); });
 }
 
-void Multiply(const MoeArgs& args) {
+// Of experts of `only`, and of missing ones; nullopt: of all.
+void Multiply(const MoeArgs& args, std::optional<Tier> only) {
   std::map<uint32_t, std::vector<uint32_t>> assignments_of;
   for (uint32_t i = 0; i < args.tokens * args.top_k; ++i)
     if (static_cast<uint32_t>(args.ids[i]) < args.experts)
@@ -135,6 +137,7 @@ void Multiply(const MoeArgs& args) {
                     std::numeric_limits<float>::quiet_NaN());
       continue;
     }
+    if (only && tier != *only) continue;
     const Expert expert(args, slot, tier);
     for (const uint32_t assignment : assignments) ComputeAssignment(args, expert, assignment);
   }
@@ -170,7 +173,7 @@ std::function<void()> DecodeWork(unsigned blocks, void** arguments) {
       std::fputs("fake CUDA: a launch that would hang\n", stderr);
       std::abort();
     }
-    Multiply(args);
+    Multiply(args, std::nullopt);
     Combine(args);
     args.barrier->round += 2;
   };
@@ -178,6 +181,36 @@ std::function<void()> DecodeWork(unsigned blocks, void** arguments) {
 
 constexpr FakeKernel kDecode = {"hotplane_moe_decode", DecodeWork};
 const FakeKernelAdded kDecodeAdded(kDecode);
+
+// Prefill. The sums of both products are made with the second; what they are made from is not put
+// in order.
+std::function<void()> NoWork(unsigned, void**) {
+  return [] {};
+}
+template <Tier kTier>
+std::function<void()> PrefillWork(unsigned, void** arguments) {
+  const auto args = *static_cast<const MoeArgs*>(arguments[0]);
+  const bool gate_up = *static_cast<const uint32_t*>(arguments[2]) != 0;
+  return [=] {
+    if (!gate_up) Multiply(args, kTier);
+  };
+}
+std::function<void()> CombineWork(unsigned, void** arguments) {
+  const auto args = *static_cast<const MoeArgs*>(arguments[0]);
+  return [=] { Combine(args); };
+}
+
+constexpr FakeKernel kPrefill[] = {
+    {"hotplane_moe_sort", NoWork},
+    {"hotplane_moe_arrange", NoWork},
+    {"hotplane_moe_prefill_base", PrefillWork<Tier::kBase>},
+    {"hotplane_moe_prefill_nibbles", PrefillWork<Tier::kNibbles>},
+    {"hotplane_moe_prefill_quintals", PrefillWork<Tier::kQuintals>},
+    {"hotplane_moe_combine", CombineWork},
+};
+const FakeKernelAdded kPrefillAdded[] = {
+    FakeKernelAdded(kPrefill[0]), FakeKernelAdded(kPrefill[1]), FakeKernelAdded(kPrefill[2]),
+    FakeKernelAdded(kPrefill[3]), FakeKernelAdded(kPrefill[4]), FakeKernelAdded(kPrefill[5])};
 
 }  // namespace
 }  // namespace hotplane
