@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <numeric>
@@ -332,6 +333,8 @@ TEST_F(CudaComputeTest, AnEngineEndsAfterItsCalls) {
 }
 
 // More than one piece of a call: of many tokens the operator makes several launches.
+// Other kernels than those of few tokens: both round act and y to bfloat16, and sum in another
+// order.
 TEST_F(CudaComputeTest, ManyTokensAreThoseOfSmallCalls) {
   ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}));
   const size_t times = 60;
@@ -350,7 +353,10 @@ TEST_F(CudaComputeTest, ManyTokensAreThoseOfSmallCalls) {
   request.weights = weights.data();
   request.y = y.data();
   ASSERT_TRUE(engine_->MoeForward(request));
-  for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(y[i], y_[i % y_.size()]) << i;
+  float largest = 0;
+  for (const float value : y_) largest = std::max(largest, std::fabs(value));
+  for (size_t i = 0; i < y.size(); ++i)
+    ASSERT_NEAR(y[i], y_[i % y_.size()], largest * 0x1p-6f) << i;
 }
 
 }  // namespace
