@@ -304,17 +304,17 @@ CUresult MemGranularity(size_t* granule, const CUmemAllocationProp*,
 }
 CUresult MemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
   FAKE_ENTER("cuMemcpyHtoDAsync");
-  Queue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
+  if (bytes != 0) Queue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
   return CUDA_SUCCESS;
 }
 CUresult MemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
   FAKE_ENTER("cuMemcpyDtoH");
-  std::memcpy(to, reinterpret_cast<void*>(from), bytes);
+  if (bytes != 0) std::memcpy(to, reinterpret_cast<void*>(from), bytes);
   return CUDA_SUCCESS;
 }
 CUresult MemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
   FAKE_ENTER("cuMemcpyDtoHAsync");
-  Queue(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
+  if (bytes != 0) Queue(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
   return CUDA_SUCCESS;
 }
 CUresult MemsetD8(CUdeviceptr to, unsigned char value, size_t bytes) {
