@@ -163,13 +163,13 @@ def numbers(result, path):
              *(line for name in ("build", "build_nvfp4") for line in build_rows(figures[name])),
              *(overlap_rows(figures["build_overlap"]) if "build_overlap" in figures else []),
              *(moe_rows(figures["moe"]) if "moe" in figures else [])]
-    return "\n".join([head, "", *restart, *table, *cuda_rows(), *peer_rows()])
+    return "\n".join([head, "", *restart, *table, *cuda_rows(), *peer_rows(), *moe_gpu_rows()])
 
 
 def cuda_rows():
     """Of the newest result of a GPU: each boot beside the pinned copy of its run."""
     paths = [path for path in sorted((ROOT / "bench/results/cuda").glob("*.json"))
-             if not path.name.startswith("peers-")]
+             if not path.name.startswith(("peers-", "moe-"))]
     if not paths:
         return []
     path = max(paths, key=lambda each: json.loads(each.read_text())["date"])
@@ -193,6 +193,37 @@ def cuda_rows():
                 f"{100 * row['share_of_pinned_copy']:.0f}% | `{run['command']}` |")
     return (lines + case_rows(result.get("cases_8_layers"))
             + gpu_quantize_rows(result.get("quantize")))
+
+
+def moe_gpu_rows():
+    """The operator on a GPU, of each bench/results/cuda/moe-*.json, beside the memory, cuBLAS and
+    torch's grouped products of the same run."""
+    lines = []
+    for path in sorted((ROOT / "bench/results/cuda").glob("moe-*.json")):
+        result = json.loads(path.read_text())
+        lines += ["", f"The experts on an {result['machine']['gpu']}, a layer a call, rotating "
+                  f"over layers, uniform random routing ({result['date']}, commit "
+                  f"{result['commit']}, `{result['command']}`); torch: `torch._grouped_mm` on "
+                  "bfloat16 weights, eager, in the same run; all figures: "
+                  f"[{path.name}]({path.relative_to(ROOT)}).", "",
+                  "| shape | precision | tokens | time | of the memory's read rate | TFLOP/s | "
+                  "of cuBLAS | times torch |", "|---|---|---|---|---|---|---|---|"]
+        for shape, figures in result["shapes"].items():
+            wanted = (1, 8, 32, 128, 1024, 4096) if shape == "ds4-flash" else (8, 32, 4096)
+            for row in figures["rows"]:
+                if row["tokens"] in wanted and row["precision"] != "half-fp4":
+                    lines.append(moe_gpu_row(shape, row, figures))
+    return lines
+
+
+def moe_gpu_row(shape, row, figures):
+    seconds = row["microseconds"] / 1e6
+    torch_seconds = figures.get("grouped_seconds", {}).get(str(row["tokens"]))
+    times = f"{torch_seconds / seconds:.1f}" if torch_seconds else "-"
+    of_read = row["bytes"] / seconds / row["read_bytes_per_second"]
+    of_product = row["teraflops"] * 1e12 / figures["product_flops_per_second"]
+    return (f"| {shape} | {row['precision']} | {row['tokens']} | {row['microseconds']:.0f} us | "
+            f"{of_read:.0%} | {row['teraflops']:.0f} | {of_product:.0%} | {times} |")
 
 
 def gpu_quantize_rows(run):
