@@ -177,6 +177,26 @@ TEST_F(MoeOnGpu, WhatIsMissingIsToldAndNotANumber) {
   EXPECT_EQ(base.refusal.Download<Refusal>()[0].kind, 0u);
 }
 
+TEST_F(MoeOnGpu, CallsThatCannotBeAreRefusedBeforeAnythingRuns) {
+  const DeviceProblem problem(*gpu_, CaseNamed("one token"), 2);
+  const auto refused = [&](auto change, const char* text) {
+    CudaMoeCall call = problem.call;
+    change(call);
+    const Result<void> done = moe_->Forward(call, gpu_->stream);
+    ASSERT_FALSE(done) << text;
+    EXPECT_EQ(done.error().code(), StatusCode::kUsage);
+    EXPECT_NE(done.error().ToString().find(text), std::string::npos) << done.error().ToString();
+  };
+  refused([](CudaMoeCall& c) { c.x = nullptr; }, "x in device memory");
+  refused([](CudaMoeCall& c) { c.y += 1; }, "y at a multiple of 16 bytes");
+  refused([](CudaMoeCall& c) { c.workspace_bytes -= 1; }, "the workspace is too small");
+  refused([](CudaMoeCall& c) { c.geometry.experts = 1025; }, "1 to 1024 experts");
+  refused([](CudaMoeCall& c) { c.geometry.hidden = 96; }, "multiples of 64");
+  refused([](CudaMoeCall& c) { c.token_count = 1u << 25; }, "too many tokens");
+  refused([](CudaMoeCall& c) { c.top_k = 257; }, "");
+  EXPECT_EQ(gpu_->Wait(), CUDA_SUCCESS);
+}
+
 TEST_F(MoeOnGpu, AnIdThatIsNoExpertIsToldAndNotANumber) {
   for (const int32_t id : {-1, 8, INT32_MAX, INT32_MIN}) {
     DeviceProblem problem(*gpu_, CaseNamed("both precisions in one call"), 1);

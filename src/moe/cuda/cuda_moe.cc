@@ -54,6 +54,13 @@ Result<void> CheckCall(const CudaMoeCall& call) {
             .Expected(Text("1 to {} experts, widths that are multiples of 64", kDecodeExpertsMax))
             .Found(
                 Text("E={} H={} I={}", geometry.experts, geometry.hidden, geometry.intermediate)));
+  // Prefill counts activations in 32 bits.
+  const uint64_t widest = std::max(geometry.hidden, geometry.intermediate);
+  const uint64_t assignments_max = ((uint64_t{1} << 32) - 1) / widest;
+  if (uint64_t{call.token_count} * std::max(1u, call.top_k) > assignments_max)
+    return Fail(Status::Usage("too many tokens at once for the experts")
+                    .Expected(Text("tokens times top k up to {}", assignments_max))
+                    .Found(Text("{} times {}", call.token_count, call.top_k)));
   HP_TRY(CheckPointer(call.slots, "slots"));
   HP_TRY(CheckPointer(call.x, "x"));
   HP_TRY(CheckPointer(call.y, "y"));
