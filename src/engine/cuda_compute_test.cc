@@ -49,7 +49,7 @@ class CudaComputeTest : public testing::Test {
     engine_ = nullptr;
     options.store_directory = directory_.path() + "/store-" + std::to_string(++stores_);
     SynthStoreOptions synth;
-    synth.geometry = {kExperts, kHidden, kIntermediate, biases};
+    synth.geometry = {store_experts_, kHidden, kIntermediate, biases};
     synth.layers = 2;
     synth.encodings = std::move(encodings);
     synth.worker_count = 1;
@@ -150,6 +150,7 @@ class CudaComputeTest : public testing::Test {
     DeviceMoeRequest request;
   };
   OnDevice Place(uint32_t layer, std::vector<uint8_t> precisions = {}) {
+    const auto tokens = static_cast<uint32_t>(x_.size() / kHidden);
     OnDevice call;
     std::vector<uint16_t> rounded;
     for (const float v : x_) rounded.push_back(ToBf16(v));
@@ -157,7 +158,7 @@ class CudaComputeTest : public testing::Test {
     call.ids = Buffer(*gpu_, std::span<const int32_t>(ids_));
     call.weights = Buffer(*gpu_, std::span<const float>(weights_));
     call.y = Buffer(*gpu_, std::span<const uint16_t>(rounded));
-    const Result<uint64_t> bytes = engine_->MoeWorkspaceBytes(layer, kTokens, kTopK);
+    const Result<uint64_t> bytes = engine_->MoeWorkspaceBytes(layer, tokens, kTopK);
     EXPECT_TRUE(bytes) << bytes.error().ToString();
     call.workspace = Buffer(*gpu_, *bytes);
     Clear(call.workspace.address(), kDeviceWorkspaceZeros);
@@ -166,7 +167,7 @@ class CudaComputeTest : public testing::Test {
       call.precisions = Buffer(*gpu_, std::span<const uint8_t>(precisions));
       call.request.precisions = call.precisions.as<uint8_t>();
     }
-    call.request.token_count = kTokens;
+    call.request.token_count = tokens;
     call.request.top_k = kTopK;
     call.request.x = call.x.as<uint16_t>();
     call.request.ids = call.ids.as<int32_t>();
@@ -189,6 +190,7 @@ class CudaComputeTest : public testing::Test {
   std::unique_ptr<Gpu> gpu_;
   const TestDirectory directory_;
   int stores_ = 0;
+  uint32_t store_experts_ = kExperts;  // of what Make makes; ExpectReference knows kExperts
   std::unique_ptr<Engine> host_, engine_;
   std::vector<float> x_ = std::vector<float>(kTokens * kHidden);
   std::vector<float> weights_ = std::vector<float>(kTokens * kTopK);
@@ -316,6 +318,33 @@ TEST_F(CudaComputeTest, SomeExpertsAndLayersOnTheHost) {
   ASSERT_TRUE(host_->MoeForward(Request(1)));
   EXPECT_EQ(on_host, y_);
   EXPECT_FALSE(engine_->MoeWorkspaceBytes(1, 1, 1));
+}
+
+// The tables of many assignments are as long as the model's layer has experts, booted or not.
+TEST_F(CudaComputeTest, SomeOfManyExpertsAndManyTokens) {
+  store_experts_ = 128;
+  EngineOptions some;
+  some.experts = ExpertRange{64, 68};
+  ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}, false, some));
+  const size_t tokens = 100;
+  x_.resize(tokens * kHidden);
+  for (size_t i = kTokens * kHidden; i < x_.size(); ++i) x_[i] = x_[i % (kTokens * kHidden)];
+  weights_.assign(tokens * kTopK, 0.5f);
+  ids_.resize(tokens * kTopK);
+  for (size_t i = 0; i < ids_.size(); ++i) ids_[i] = 64 + static_cast<int32_t>(i * 7 % 4);
+  y_.assign(x_.size(), 0);
+  MoeRequest request = Request(1);
+  request.token_count = tokens;
+  ASSERT_TRUE(engine_->MoeForward(request));
+  EXPECT_EQ(Run(Place(1)), y_);
+  EXPECT_NE(y_, std::vector<float>(y_.size()));
+  EXPECT_TRUE(engine_->TakeMoeRefusal(1));
+
+  ids_[290] = 128;
+  const std::vector<float> y = Run(Place(1));
+  for (size_t i = 0; i < y.size(); ++i)
+    ASSERT_EQ(std::isnan(y[i]), i / kHidden == 290 / kTopK) << i;
+  ExpectFailure(engine_->TakeMoeRefusal(1), StatusCode::kUsage, "assignment 290");
 }
 
 // The planes are given back after the calls that read them.

@@ -165,7 +165,10 @@ Result<uint64_t> ExpertCompute::PrepareOnDevice(const BootedLayer& layer, uint32
                                                 uint32_t top_k) {
   HP_ASSIGN(DeviceCompute* const on_device, OnDevice(layer));
   HP_TRY(on_device->Prepare(layer, ExpertCount(layer)));
-  return DeviceWorkspaceBytes(layer.geometry, tokens, top_k);
+  // Calls name any expert of the model, also those that were not booted.
+  LayerGeometry geometry = layer.geometry;
+  geometry.experts = ExpertCount(layer);
+  return DeviceWorkspaceBytes(geometry, tokens, top_k);
 }
 
 Result<void> ExpertCompute::ForwardOnDevice(const BootedLayer& layer, const Activation& activation,
