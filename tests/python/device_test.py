@@ -127,6 +127,16 @@ class Device(WithStore):
             with self.assertRaises(hotplane.UsageError):
                 call()
 
+    def test_ids_that_int32_does_not_have(self):
+        for wide in (2**32 + 1, 1 - 2**32, 2**31 + 1, -2**63, 2**63 - 1):
+            ids = self.ids.values()
+            ids[self.top_k] = wide
+            ids = torch.tensor(ids, torch.int64, GPU, self.ids.shape)
+            y = self.engine.moe_forward(1, self.x, ids, self.weights).values()
+            self.assertEqual([v != v for v in y], [i // HIDDEN == 1 for i in range(5 * HIDDEN)])
+            with self.assertRaisesRegex(hotplane.UsageError, f"assignment {self.top_k} "):
+                self.engine.moe_refusal(1)
+
     def test_builds_quantize_on_the_device(self):
         path = os.path.join(self.root, "on-device")
         report = hotplane.build(MODEL, path, device=GPU)

@@ -75,6 +75,8 @@ class Tensor:
     def fill(self, values):
         if self.dtype is bfloat16:
             raw = struct.pack(f"<{self.numel()}H", *map(to_bfloat16, values))
+        elif self.dtype is int32:  # its low bits, of what is wider
+            raw = struct.pack(f"<{self.numel()}I", *(v & 0xFFFFFFFF for v in values))
         else:
             raw = struct.pack(f"<{self.numel()}{self.dtype.code}", *values)
         ctypes.memmove(self.data_ptr(), raw, len(raw))
@@ -83,6 +85,9 @@ class Tensor:
     def to(self, dtype):
         return self if dtype is self.dtype else empty(self.shape, dtype, str(self.device)).fill(
             self.values())
+
+    def clamp(self, low, high):
+        return self.clone().fill([min(max(v, low), high) for v in self.values()])
 
     def clone(self):
         return empty(self.shape, self.dtype, str(self.device)).fill(self.values())

@@ -16,6 +16,7 @@ from .errors import UsageError
 
 ALIGNMENT = 16  # of every array, bytes
 WORKSPACE_ZEROS = 256  # HOTPLANE_WORKSPACE_ZEROS
+ID_MAX = 2**31 - 1
 
 _chosen = word("precision", PRECISIONS)
 
@@ -57,7 +58,12 @@ def _input(value: Any, name: str, shape: Tuple[int, int], dtype: Any, device: st
             value.dtype) == "torch.bool":
         raise UsageError(f"{name} is not what moe_forward takes", found=str(value.dtype),
                          expected="floating point" if dtype.is_floating_point else "integers")
-    value = value.detach().to(dtype).contiguous()
+    value = value.detach()
+    if not dtype.is_floating_point and value.element_size() > 4:
+        # Their low bits may be an expert's number: those that int32 does not have are none.
+        import torch
+        value = value.to(torch.int64).clamp(-1, ID_MAX)
+    value = value.to(dtype).contiguous()
     return value.clone() if value.data_ptr() % ALIGNMENT else value
 
 
