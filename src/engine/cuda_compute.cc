@@ -109,6 +109,24 @@ ExpertSlot SlotOf(const ExpertWeights& expert) {
   return slot;
 }
 
+// `top_k`: of the call, to say which token it was; 0: not known.
+Result<void> Told(const Refusal& refusal, uint32_t layer, uint32_t top_k) {
+  if (refusal.kind == 0) return {};
+  if (refusal.kind == moe_cuda::kRefusedExpert)
+    return Fail(Status::Data(Text("layer {}: expert {} lacks what was asked for on the device",
+                                  layer, refusal.expert))
+                    .Expected("its planes, for FP4 its record too")
+                    .Found("not there; the rows of its tokens are NaN")
+                    .Advice("load its FP4 to the device first, ask for FP4 or base, or boot the "
+                            "expert"));
+  const std::string where =
+      top_k == 0 ? Text("assignment {}", refusal.expert)
+                 : Text("ids [{}, {}]", refusal.expert / top_k, refusal.expert % top_k);
+  return Fail(Status::Usage(Text("layer {}: {} of a call is no expert of it", layer, where))
+                  .Expected("ids from 0 to E-1")
+                  .Found("another; the rows of these tokens are NaN"));
+}
+
 // A layer's slots as calls on the device read them.
 struct Table {
   bool prepared = false;
@@ -145,6 +163,7 @@ class CudaCompute final : public DeviceCompute {
   };
 
   Result<void> Upload(std::byte* to, const void* from, uint64_t bytes) const;
+  Result<void> Download(void* to, const std::byte* from, uint64_t bytes) const;
   Result<void> Clear(std::byte* at, uint64_t bytes) const;
   Result<void> Wait() const;
   // Waits for what is on its way also after a failure: until then memory is in use that is about to
@@ -154,7 +173,6 @@ class CudaCompute final : public DeviceCompute {
   Result<void> UploadFp4(const HostFp4& record, DeviceBytes* memory, ExpertSlot* slot) const;
   Result<void> RunPiece(const MoeCall& call, size_t first, size_t count, const Inputs& at);
   Result<void> Reserve(uint64_t bytes);
-  Result<void> ReadRefusal(std::byte* at, uint32_t layer, uint32_t top_k) const;
 
   const CudaHandles& cuda_;
   std::unique_ptr<CudaMoe> moe_;
@@ -188,6 +206,15 @@ Result<void> CudaCompute::Upload(std::byte* to, const void* from, uint64_t bytes
   HP_CUDA_TRY(
       *cuda_.driver, "cannot copy to the device",
       cuda_.driver->cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(to), from, bytes, stream_));
+  return {};
+}
+
+// On a stream of its own: copies that wait by themselves wait for the default stream too, and end
+// what a caller captures.
+Result<void> CudaCompute::Download(void* to, const std::byte* from, uint64_t bytes) const {
+  HP_CUDA_TRY(
+      *cuda_.driver, "cannot copy from the device",
+      cuda_.driver->cuMemcpyDtoHAsync(to, reinterpret_cast<CUdeviceptr>(from), bytes, stream_));
   return {};
 }
 
@@ -278,7 +305,8 @@ Result<void> CudaCompute::RunPiece(const MoeCall& call, size_t first, size_t cou
                  ToBf16);
   std::byte* const memory = scratch_.data();
   static constexpr std::byte kZeros[CudaMoe::kWorkspaceZeros] = {};
-  const Result<void> done = Settle([&]() -> Result<void> {
+  Refusal refusal = {};
+  HP_TRY(Settle([&]() -> Result<void> {
     HP_TRY(Upload(memory + at.x, rounded.data(), rounded.size() * sizeof(uint16_t)));
     HP_TRY(Upload(memory + at.ids, call.ids + first * call.top_k,
                   count * call.top_k * sizeof(int32_t)));
@@ -300,38 +328,13 @@ Result<void> CudaCompute::RunPiece(const MoeCall& call, size_t first, size_t cou
     on_device.workspace = memory + at.workspace;
     on_device.workspace_bytes = scratch_.bytes() - at.workspace;
     on_device.refusal = reinterpret_cast<Refusal*>(memory + at.refusal);
-    return moe_->Forward(on_device, stream_);
-  }());
-  HP_TRY(done);
-  HP_TRY(ReadRefusal(memory + at.refusal, call.layer, static_cast<uint32_t>(call.top_k)));
-  HP_CUDA_TRY(
-      *cuda_.driver, "cannot copy from the device",
-      cuda_.driver->cuMemcpyDtoH(rounded.data(), reinterpret_cast<CUdeviceptr>(memory + at.y),
-                                 rounded.size() * sizeof(uint16_t)));
+    HP_TRY(moe_->Forward(on_device, stream_));
+    HP_TRY(Download(&refusal, memory + at.refusal, sizeof refusal));
+    return Download(rounded.data(), memory + at.y, rounded.size() * sizeof(uint16_t));
+  }()));
+  HP_TRY(Told(refusal, call.layer, static_cast<uint32_t>(call.top_k)));
   std::transform(rounded.begin(), rounded.end(), call.y + first * hidden, FromBf16);
   return {};
-}
-
-// `top_k`: of the call, to say which token it was; 0: not known.
-Result<void> CudaCompute::ReadRefusal(std::byte* at, uint32_t layer, uint32_t top_k) const {
-  Refusal refusal = {};
-  HP_CUDA_TRY(
-      *cuda_.driver, "cannot copy from the device",
-      cuda_.driver->cuMemcpyDtoH(&refusal, reinterpret_cast<CUdeviceptr>(at), sizeof refusal));
-  if (refusal.kind == 0) return {};
-  if (refusal.kind == moe_cuda::kRefusedExpert)
-    return Fail(Status::Data(Text("layer {}: expert {} lacks what was asked for on the device",
-                                  layer, refusal.expert))
-                    .Expected("its planes, for FP4 its record too")
-                    .Found("not there; the rows of its tokens are NaN")
-                    .Advice("load its FP4 to the device first, ask for FP4 or base, or boot the "
-                            "expert"));
-  const std::string where =
-      top_k == 0 ? Text("assignment {}", refusal.expert)
-                 : Text("ids [{}, {}]", refusal.expert / top_k, refusal.expert % top_k);
-  return Fail(Status::Usage(Text("layer {}: {} of a call is no expert of it", layer, where))
-                  .Expected("ids from 0 to E-1")
-                  .Found("another; the rows of these tokens are NaN"));
 }
 
 Result<void> CudaCompute::Prepare(const BootedLayer& layer, uint32_t expert_count) {
@@ -401,10 +404,10 @@ Result<void> CudaCompute::Enqueue(const BootedLayer& layer, uint32_t expert_coun
 Result<void> CudaCompute::TakeRefusal(uint32_t layer) {
   const CurrentContext current(*cuda_.driver, cuda_.context);
   std::byte* const at = refusals_.data() + uint64_t{layer} * kRefusalStride;
-  const Result<void> refusal = ReadRefusal(at, layer, 0);
-  if (refusal || refusal.error().code() == StatusCode::kSystem) return refusal;
-  HP_TRY(Clear(at, sizeof(Refusal)));
-  return refusal;
+  Refusal refusal = {};
+  HP_TRY(Settle(Download(&refusal, at, sizeof refusal)));
+  if (refusal.kind != 0) HP_TRY(Clear(at, sizeof refusal));
+  return Told(refusal, layer, 0);
 }
 
 Result<void> CudaCompute::LoadFp4(uint32_t layer, const HostFp4& record) {

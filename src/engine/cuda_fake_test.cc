@@ -290,7 +290,7 @@ TEST_F(FakeCudaCompute, AFailureOfAnyCallIsAStatusAndLeavesNothingBehind) {
   const auto expected = Compute();
   ASSERT_TRUE(expected) << expected.error().ToString();
   const char* const kFunctions[] = {
-      "cuDeviceGetAttribute", "cuMemAlloc",          "cuMemcpyHtoDAsync", "cuMemcpyDtoH",
+      "cuDeviceGetAttribute", "cuMemAlloc",          "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync",
       "cuStreamCreate",       "cuStreamSynchronize", "cuModuleLoadData",  "cuModuleGetFunction",
       "cuFuncSetAttribute",   "cuLaunchKernelEx"};
   for (const char* function : kFunctions) {
@@ -311,6 +311,15 @@ TEST_F(FakeCudaCompute, AFailureOfAnyCallIsAStatusAndLeavesNothingBehind) {
       }
     }
   }
+}
+
+// Those that wait by themselves wait for the default stream too, and end what callers capture.
+TEST_F(FakeCudaCompute, CopiesBackAreOnAStreamOfItsOwn) {
+  const uint64_t waiting = fake.calls("cuMemcpyDtoH"), own = fake.calls("cuMemcpyDtoHAsync");
+  const auto computed = Compute();
+  ASSERT_TRUE(computed) << computed.error().ToString();
+  EXPECT_EQ(fake.calls("cuMemcpyDtoH"), waiting);
+  EXPECT_EQ(fake.calls("cuMemcpyDtoHAsync"), own + 3) << "y, its refusal and the layer's";
 }
 
 TEST_F(FakeCudaCompute, ALostDeviceIsAStatusWherever) {
