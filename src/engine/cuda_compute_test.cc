@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <random>
 
@@ -267,6 +268,27 @@ TEST_F(CudaComputeTest, Fp4ThatIsNotOnTheDeviceFallsBackOrIsTold) {
   EXPECT_TRUE(engine_->TakeMoeRefusal(0)) << "told once";
 }
 
+// Also where their records went bad meanwhile.
+TEST_F(CudaComputeTest, Fp4ThatIsOnTheDeviceIsNotReadAgain) {
+  ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase, Encoding::kDeltaNibble}));
+  ASSERT_TRUE(engine_->LoadFp4OnDevice(1, std::vector<uint32_t>{1, 4}));
+  size_t damaged = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_.path())) {
+    if (!entry.is_regular_file() ||
+        entry.path().filename().string().find("nibble") == std::string::npos)
+      continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const std::string zeros(entry.file_size() - 4096, 0);
+    file.seekp(4096).write(zeros.data(), static_cast<std::streamsize>(zeros.size()));
+    damaged += file.good() ? 1 : 0;
+  }
+  ASSERT_EQ(damaged, 2u);
+  const Result<void> again = engine_->LoadFp4OnDevice(1, std::vector<uint32_t>{4, 1});
+  EXPECT_TRUE(again) << again.error().ToString();
+  ExpectFailure(engine_->LoadFp4OnDevice(1, std::vector<uint32_t>{1, 2}), StatusCode::kData,
+                "expert 2");
+}
+
 TEST_F(CudaComputeTest, WhatCannotBeComputedIsNamed) {
   ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}));
   MoeRequest request = Request(1);
@@ -361,7 +383,6 @@ TEST_F(CudaComputeTest, AnEngineEndsAfterItsCalls) {
   EXPECT_EQ(y, expected);
 }
 
-// More than one piece of a call: of many tokens the operator makes several launches.
 // Other kernels than those of few tokens: both round act and y to bfloat16, and sum in another
 // order.
 TEST_F(CudaComputeTest, ManyTokensAreThoseOfSmallCalls) {

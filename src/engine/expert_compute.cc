@@ -191,12 +191,17 @@ Result<void> ExpertCompute::LoadFp4(const BootedLayer& layer, std::span<const ui
                       .Expected(Text("experts {} to {}", layer.first_expert,
                                      layer.first_expert + booted - 1)));
   HP_TRY(on_device->Prepare(layer, ExpertCount(layer)));
+  std::vector<uint32_t> absent;
+  for (const uint32_t expert : experts)
+    if (on_device->Resident(layer.ordinal, expert).encoding == Encoding::kInvalid)
+      absent.push_back(expert);
   // As many at once as are read in parallel, so that memory of the host stays small.
   const size_t at_once = std::max<size_t>(pool().worker_count(), 1);
-  for (size_t first = 0; first < experts.size(); first += at_once) {
+  for (std::span<const uint32_t> left = absent; !left.empty();) {
+    const size_t count = std::min(at_once, left.size());
     Chosen some;
-    HP_TRY(PinFp4(layer.ordinal, experts.subspan(first, std::min(at_once, experts.size() - first)),
-                  some));
+    HP_TRY(PinFp4(layer.ordinal, left.first(count), some));
+    left = left.subspan(count);
     for (const HostFp4& record : some.fp4) HP_TRY(on_device->LoadFp4(layer.ordinal, record));
   }
   return {};
