@@ -163,6 +163,7 @@ __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work, 
                                          Shared* shared) {
   const uint32_t k = work.tiles * static_cast<uint32_t>(kTileColumns);
   uint32_t stage = 0;
+  bool begun = !work.gate_up;
   for (uint32_t begin = work.share->begin; begin < work.share->end;) {
     const Segment segment(work, begin);
     begin += segment.pair_count;
@@ -193,6 +194,8 @@ __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work, 
       // selection would compete with them.
       asm volatile("" : "+r"(of->flags[q]));
     }
+    if (!begun) producer->Begin(work);
+    begun = true;
     __syncthreads();
     MultiplySegment(args, work, segment, staged, columns, warp, producer, &stage, *of, shared);
   }
@@ -243,11 +246,12 @@ extern "C" __global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm)
 #pragma unroll 1
   for (uint32_t product = 0; product < 2; ++product) {
     const Work work = WorkOf(args, shared->routed.shares[product], product == 0);
-    // Weights set out while the blocks still wait for each other.
-    producer.Begin(work);
-#pragma unroll 1
-    for (unsigned i = 0; i + 1 < kDecodeStages; ++i) producer.Issue(work);
-    if (product != 0) WaitForAllBlocks(args.barrier, round);
+    // Weights set out while the blocks still wait for each other; those of the first product after
+    // the activations, which would have to wait behind them.
+    if (product != 0) {
+      producer.Begin(work);
+      WaitForAllBlocks(args.barrier, round);
+    }
     Multiply(args, work, warp, &producer, &of, memory + kDecodeFixedBytes, shared);
     ptx::WaitForCopies<0>();
     __syncthreads();

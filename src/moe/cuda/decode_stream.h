@@ -83,11 +83,13 @@ class Producer {
   __device__ Producer(uint32_t ring, uint32_t warp, uint32_t lane)
       : ring_(ring + 16 * lane), warp_(warp), lane_(lane) {}
 
-  // Nothing is on its way.
+  // Fills all stages but one; nothing is on its way.
   __device__ void Begin(const Work& work) {
     stage_ = 0;
     chunks_ = 0;
     next_ = work.share->begin;
+#pragma unroll 1
+    for (unsigned i = 0; i + 1 < kDecodeStages; ++i) Issue(work);
   }
 
   // The next chunk on its way, or nothing after the last; a group of copies in both cases.
