@@ -39,6 +39,7 @@ float FromBf16(uint16_t bits) {
 
 // As TierOf of routed.h.
 Tier TierOf(const ExpertSlot& slot, uint32_t wanted, bool biases) {
+  if (wanted < kWantBase || wanted > kWantFp4OrBase) return Tier::kMissing;
   if (biases && (slot.bias13 == nullptr || slot.bias2 == nullptr)) return Tier::kMissing;
   if (slot.sc13 == nullptr || slot.sc2 == nullptr) return Tier::kMissing;
   const bool base = slot.planes13 != nullptr && slot.planes2 != nullptr;
@@ -155,7 +156,7 @@ void Combine(const MoeArgs& args) {
                          args.results[uint64_t{assignment} * args.hidden + column], sum);
         } else {
           sum = std::numeric_limits<float>::quiet_NaN();
-          Refuse(args.refusal, kRefusedId, assignment);
+          Refuse(args.refusal, kRefusedId, args.first_assignment + assignment);
         }
       }
       args.y[uint64_t{token} * args.hidden + column] = ToBf16(sum);

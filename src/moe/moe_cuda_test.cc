@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "moe/moe_cuda_testing.h"
 #include "moe/reference.h"
@@ -105,7 +106,6 @@ TEST_F(MoeOnGpu, ScalesOfEverySize) {
   for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals}) {
     for (const int lowest : {0, 60, 120, 180, 225}) {
       const Case c = {"", 2, 128, 64, 5, 1, kSilu, false, mix};
-      Problem problem(c, 5);
       DeviceProblem on_device(*gpu_, c, 5);
       std::mt19937 random(lowest);
       for (TestLayer::Expert& expert : on_device.host.layer.experts) {
@@ -177,6 +177,95 @@ TEST_F(MoeOnGpu, WhatIsMissingIsToldAndNotANumber) {
   EXPECT_EQ(base.refusal.Download<Refusal>()[0].kind, 0u);
 }
 
+// Rows of `token` are NaN and no others are.
+void ExpectNanOnly(const std::vector<uint16_t>& y, size_t width,
+                   const std::function<bool(size_t token)>& of, const std::string& what) {
+  for (size_t i = 0; i < y.size(); ++i)
+    ASSERT_EQ(std::isnan(FromBf16(y[i])), of(i / width)) << what << ", element " << i;
+}
+
+// Refused experts among many that are computed: more of them than a block could have of others.
+TEST_F(MoeOnGpu, ManyMissingExpertsAmongOthers) {
+  for (const Mix mix : {Mix::kBase, Mix::kQuintals}) {
+    for (const size_t missing : {30, 60, 150}) {
+      const Case c = {"", 200, 128, 64, 200, 1, kSilu, false, mix};
+      DeviceProblem problem(*gpu_, c, 8);
+      std::vector<bool> gone(c.experts);
+      for (size_t i = 0; i < c.experts; ++i) problem.host.ids[i] = static_cast<int32_t>(i);
+      for (size_t i = 0; i < missing; ++i) {
+        gone[20 + i] = true;
+        problem.host.experts[20 + i].sc2 = nullptr;
+      }
+      problem.Upload(*gpu_);
+      ExpectNanOnly(
+          Run(problem), 128, [&](size_t token) { return gone[token]; },
+          std::to_string(missing) + " missing");
+      EXPECT_EQ(problem.refusal.Download<Refusal>()[0].kind, moe_cuda::kRefusedExpert);
+    }
+  }
+}
+
+TEST_F(MoeOnGpu, NanStaysVisible) {
+  for (const Activation& activation : {kSilu, kDeepSeek, kGptOss}) {
+    for (const Mix mix : {Mix::kBase, Mix::kNibbles}) {
+      for (const size_t tokens : {3, 300}) {
+        const Case c = {"", 4, 128, 64, tokens, 1, activation, false, mix};
+        DeviceProblem problem(*gpu_, c, 8);
+        problem.host.x[1 * 128 + 70] = std::nanf("");
+        problem.Upload(*gpu_);
+        ExpectNanOnly(
+            Run(problem), 128, [](size_t token) { return token == 1; },
+            std::to_string(tokens) + " tokens");
+      }
+    }
+  }
+}
+
+TEST_F(MoeOnGpu, PrefillTellsWhatItCannotCompute) {
+  for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals}) {
+    const Case c = {"", 5, 128, 64, 300, 1, kSilu, false, mix};
+    DeviceProblem problem(*gpu_, c, 8);
+    problem.host.experts[3].sc13 = nullptr;
+    problem.host.ids[7] = 5;
+    problem.host.ids[299] = -1;
+    problem.Upload(*gpu_);
+    ExpectNanOnly(
+        Run(problem), 128,
+        [&](size_t token) {
+          return problem.host.ids[token] == 3 || problem.host.ids[token] < 0 ||
+                 problem.host.ids[token] > 4;
+        },
+        std::to_string(static_cast<int>(mix)));
+    EXPECT_NE(problem.refusal.Download<Refusal>()[0].kind, 0u);
+  }
+}
+
+// Prefill folds scales into bfloat16 weights: those that bfloat16 has not become infinite, never
+// something else.
+TEST_F(MoeOnGpu, PrefillOfScalesOfEverySize) {
+  for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals}) {
+    for (const int byte : {0, 1, 2, 127, 128, 129, 130, 200, 250, 252}) {
+      const Case c = {"", 2, 128, 64, 300, 1, kSilu, false, mix};
+      DeviceProblem problem(*gpu_, c, 5);
+      for (TestLayer::Expert& expert : problem.host.layer.experts) {
+        for (std::byte& scale : expert.sc13) scale = std::byte(byte);
+        for (std::byte& scale : expert.sc2) scale = std::byte(120);
+      }
+      for (float& x : problem.host.x) x = std::ldexp(x, std::clamp(124 - byte, -100, 100));
+      problem.Upload(*gpu_);
+      ExpectWithinTheBound(problem, Run(problem), std::to_string(byte), false);
+    }
+  }
+  const Case c = {"", 2, 128, 64, 300, 1, kSilu, false, Mix::kBase};
+  for (const int byte : {253, 254}) {
+    DeviceProblem problem(*gpu_, c, 5);
+    for (TestLayer::Expert& expert : problem.host.layer.experts)
+      for (std::byte& scale : expert.sc13) scale = std::byte(byte);
+    problem.Upload(*gpu_);
+    for (const uint16_t y : Run(problem)) ASSERT_FALSE(std::isfinite(FromBf16(y))) << byte;
+  }
+}
+
 TEST_F(MoeOnGpu, CallsThatCannotBeAreRefusedBeforeAnythingRuns) {
   const DeviceProblem problem(*gpu_, CaseNamed("one token"), 2);
   const auto refused = [&](auto change, const char* text) {
@@ -194,6 +283,7 @@ TEST_F(MoeOnGpu, CallsThatCannotBeAreRefusedBeforeAnythingRuns) {
   refused([](CudaMoeCall& c) { c.geometry.hidden = 96; }, "multiples of 64");
   refused([](CudaMoeCall& c) { c.token_count = 1u << 25; }, "too many tokens");
   refused([](CudaMoeCall& c) { c.top_k = 257; }, "");
+  refused([](CudaMoeCall& c) { c.tiers = 0; }, "something to compute them from");
   EXPECT_EQ(gpu_->Wait(), CUDA_SUCCESS);
 }
 

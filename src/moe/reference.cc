@@ -108,7 +108,11 @@ class Expert {
         passed += std::fabs(w) * in[k].error;
         quantized += std::fabs(w) * steps[k / 32] / 2 * (1 + 0x1p-12);
         stepped += std::fabs(w) * steps[k / 32];
-        if (bf16_) scaled += ScaleAt(w13, n, k);
+        if (!bf16_) continue;
+        scaled += ScaleAt(w13, n, k);
+        // Prefill takes them for zero.
+        if (std::fabs(w) <= 0x1p-127)
+          passed += std::fabs(w) * (std::fabs(in[k].value) + in[k].error);
       }
       const double blocks = static_cast<double>(in.size()) / 32;
       const double rounded = fast_   ? quantized + Gamma(2 + blocks) * (magnitude + stepped)

@@ -61,6 +61,10 @@ Result<void> CheckCall(const CudaMoeCall& call) {
     return Fail(Status::Usage("too many tokens at once for the experts")
                     .Expected(Text("tokens times top k up to {}", assignments_max))
                     .Found(Text("{} times {}", call.token_count, call.top_k)));
+  if (call.tiers == 0 || call.tiers > kFromAnything)
+    return Fail(Status::Usage("cannot compute the experts")
+                    .Expected("something to compute them from")
+                    .Found(Text("tiers {}", call.tiers)));
   HP_TRY(CheckPointer(call.slots, "slots"));
   HP_TRY(CheckPointer(call.x, "x"));
   HP_TRY(CheckPointer(call.y, "y"));
@@ -259,6 +263,7 @@ Result<void> CudaMoe::DecodeInPieces(const MoeArgs& args, CUstream stream) const
     some.y += uint64_t{first} * args.hidden;
     some.ids += uint64_t{first} * args.top_k;
     some.weights += uint64_t{first} * args.top_k;
+    some.first_assignment = first * args.top_k;
     HP_TRY(Decode(some, stream));
   }
   return {};

@@ -1,8 +1,11 @@
 // The operator of a MoE layer on a GPU (moe/moe.h says what it computes), straight from the planes
-// in device memory. Activations are bfloat16 in and out and between the two products; weights are
-// exact, sums float32. At the base tier activations enter the products as 16-bit integers with a
-// scale for each 32 of them, at most 1/65024 of the largest is lost; at FP4 as bfloat16, up to 2^63
-// in magnitude. reference.cc derives the bound.
+// in device memory. Activations are bfloat16 in and out and between the two products, sums float32;
+// reference.cc derives the bound.
+//   decode (up to 256 assignments)  weights are exact. At the base tier activations enter the
+//     products as 16-bit integers with a scale for each 32 of them, at most 1/65024 of the largest
+//     is lost; at FP4 as bfloat16, up to 2^63 in magnitude.
+//   prefill (more, on Hopper)       weights are rounded to bfloat16, which has them all but base
+//     weights of 2^-127 (taken for zero) and those of scale bytes above 252 (infinite).
 //
 // All of a call happens on the device and on one stream, without a wait of the host: it can be
 // captured in a graph. The same call gives the same bits every time.

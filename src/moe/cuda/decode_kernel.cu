@@ -218,7 +218,7 @@ __device__ __forceinline__ Work WorkOf(const MoeArgs& args, const Share& share, 
   return work;
 }
 
-// All of x into the second-level cache, before weights queue up for device memory.
+// x into the second-level cache, 32 KiB a block, before weights queue up for device memory.
 __device__ __forceinline__ void FetchActivations(const MoeArgs& args) {
   constexpr uint32_t kLine = 128;
   const uint64_t bytes = uint64_t{args.tokens} * args.hidden * sizeof(uint16_t);

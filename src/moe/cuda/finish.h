@@ -12,8 +12,9 @@ namespace hotplane::moe_cuda {
 __device__ __forceinline__ float Act(const MoeArgs& args, float gate, float up) {
   const auto kind = static_cast<ActivationKind>(args.activation);
   if (kind != ActivationKind::kSiluGated) {
-    gate = fminf(gate, args.limit);
-    up = fminf(fmaxf(up, -args.limit), args.limit);
+    // Not fminf and fmaxf, which make numbers of NaN.
+    gate = gate > args.limit ? args.limit : gate;
+    up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
   }
   if (kind == ActivationKind::kSwigluOai)
     return gate / (1.0f + expf(-args.alpha * gate)) * (up + 1.0f);
@@ -41,7 +42,7 @@ __device__ __forceinline__ void Combine(const MoeArgs& args) {
                                                     uint64_t{assignment} * args.hidden + column));
       } else {
         weight = __uint_as_float(0x7FC00000u);
-        Refuse(args.refusal, kRefusedId, assignment);
+        Refuse(args.refusal, kRefusedId, args.first_assignment + assignment);
       }
       sum = {fmaf(weight, of.x, sum.x), fmaf(weight, of.y, sum.y), fmaf(weight, of.z, sum.z),
              fmaf(weight, of.w, sum.w)};

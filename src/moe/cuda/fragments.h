@@ -114,7 +114,7 @@ __device__ __forceinline__ uint32_t FurtherFactorOf(uint32_t scale) {
 
 // Four digits in base 5 of a 10-bit word, one per nibble.
 __device__ __forceinline__ uint32_t DigitsOfWord(uint32_t word) {
-  // w = d0 + 5 d1 + 25 d2 + 125 d3; the quotients are exact below 1024.
+  // w = d0 + 5 d1 + 25 d2 + 125 d3; the quotients are exact up to 624, all that a word is.
   const uint32_t by5 = word * 820u >> 12;
   const uint32_t by25 = word * 656u >> 14;
   const uint32_t by125 = word * 525u >> 16;

@@ -31,8 +31,8 @@ enum From : uint8_t { kFromBase = 1, kFromNibbles = 2, kFromQuintals = 4, kFromA
 
 // Written once by the device when it could not compute what was asked; the rows concerned are NaN.
 struct Refusal {
-  uint32_t kind;  // 0: none
-  uint32_t expert;
+  uint32_t kind;    // 0: none
+  uint32_t expert;  // of kRefusedId: the assignment
 };
 enum RefusalKind : uint32_t { kRefusedId = 1, kRefusedExpert = 2 };
 
@@ -56,6 +56,7 @@ struct MoeArgs {
   GridBarrier* barrier;
   uint32_t experts, hidden, intermediate;
   uint32_t tokens, top_k;
+  uint32_t first_assignment;  // of this launch, in the call
   uint32_t wanted_of_all;
   uint32_t activation;  // an ActivationKind
   float limit, alpha;

@@ -310,7 +310,6 @@ __device__ __forceinline__ void FinishGateUp(const MoeArgs& args, const Product&
   const uint32_t multiply = word % 16 / 8, pair = word % 8 / 4, t = word % 4;
   const uint32_t row = word / 16 * kScaleBlock + 4 * t + 2 * multiply + pair;
   const uint32_t n = tile.rows * kRows + row;
-  // A block of 32 is there, or half of it, or nothing.
   if (n >= product.strips * kStripRows) return;
   float bias[2][2] = {};
   if (matrix.bias != nullptr) {

@@ -71,10 +71,6 @@ __device__ __forceinline__ void MultiplyBytes(int32_t (&d)[4], const uint32_t (&
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ void NamedBarrier(uint32_t id, uint32_t threads) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
-
 // Two bfloat16 products.
 __device__ __forceinline__ uint32_t MultiplyPair(uint32_t a, uint32_t b) {
   uint32_t result;

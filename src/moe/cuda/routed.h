@@ -114,6 +114,7 @@ __device__ __forceinline__ void SortByExpert(const MoeArgs& args, uint32_t slice
 enum Tier : uint32_t { kTierMissing = 0, kTierBase = 1, kTierNibbles = 2, kTierQuintals = 3 };
 
 __device__ __forceinline__ uint32_t TierOf(const ExpertSlot& slot, uint32_t wanted, bool biases) {
+  if (wanted < kWantBase || wanted > kWantFp4OrBase) return kTierMissing;
   if (biases && (slot.bias13 == nullptr || slot.bias2 == nullptr)) return kTierMissing;
   if (slot.sc13 == nullptr || slot.sc2 == nullptr) return kTierMissing;
   const bool base = slot.planes13 != nullptr && slot.planes2 != nullptr;
@@ -145,36 +146,27 @@ inline constexpr uint32_t kCostMin = 35, kCostMax = 120;
 __device__ __forceinline__ uint32_t CostOf(uint32_t tier, uint32_t tokens) {
   if (tier == kTierBase) return tokens == 1 ? 35 : tokens == 2 ? 41 : 54;
   if (tier == kTierNibbles) return 76;
-  return tier == kTierQuintals ? kCostMax : 1;
+  // A refused expert takes no time, but a block has room for so many slices only.
+  return tier == kTierQuintals ? kCostMax : kCostMin;
 }
 static_assert(kCostMax * kDecodeAssignmentsMax < 65536);
 static_assert(kDecodeAssignmentsMax * kCostMax / kCostMin / kDecodeBlocksMin + 2 <=
               kDecodeOwnSlicesMax);
 
-// By all threads of the block, which are in step afterwards.
-__device__ __forceinline__ void Route(const MoeArgs& args, uint32_t slice_tokens,
-                                      RoutingScratch* scratch, Routed* routed) {
-  SortByExpert(args, slice_tokens, scratch, routed);
-  for (uint32_t i = threadIdx.x; i < routed->slice_count; i += blockDim.x) {
-    const Slice slice = routed->slices[i];
-    routed->cost_before[i + 1] = CostOf(MatrixOf(args, slice.expert, true).tier, slice.count);
-  }
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    uint32_t before = 0;
-    for (uint32_t first = 0; first < routed->slice_count; first += 32) {
-      const uint32_t i = first + threadIdx.x;
-      uint32_t sum = i < routed->slice_count ? routed->cost_before[i + 1] : 0;
-      for (uint32_t by = 1; by < 32; by *= 2) {
-        const uint32_t other = __shfl_up_sync(kAllLanes, sum, by);
-        if (threadIdx.x >= by) sum += other;
-      }
-      if (i < routed->slice_count) routed->cost_before[i + 1] = before + sum;
-      before += __shfl_sync(kAllLanes, sum, 31);
+// Each slice's cost becomes the sum of those before. By the threads of warp 0.
+__device__ __forceinline__ void SumCosts(Routed* routed) {
+  uint32_t before = 0;
+  for (uint32_t first = 0; first < routed->slice_count; first += 32) {
+    const uint32_t i = first + threadIdx.x;
+    uint32_t sum = i < routed->slice_count ? routed->cost_before[i + 1] : 0;
+    for (uint32_t by = 1; by < 32; by *= 2) {
+      const uint32_t other = __shfl_up_sync(kAllLanes, sum, by);
+      if (threadIdx.x >= by) sum += other;
     }
-    if (threadIdx.x == 0) routed->cost_before[0] = 0;
+    if (i < routed->slice_count) routed->cost_before[i + 1] = before + sum;
+    before += __shfl_sync(kAllLanes, sum, 31);
   }
-  __syncthreads();
+  if (threadIdx.x == 0) routed->cost_before[0] = 0;
 }
 
 // Where shares of a product's time begin and end, each slice having `pairs` items.
@@ -205,20 +197,7 @@ __device__ __forceinline__ void Route(const MoeArgs& args, uint32_t slice_tokens
     routed->cost_before[i + 1] = CostOf(MatrixOf(args, slice.expert, true).tier, slice.count);
   }
   __syncthreads();
-  if (threadIdx.x < 32) {
-    uint32_t before = 0;
-    for (uint32_t first = 0; first < routed->slice_count; first += 32) {
-      const uint32_t i = first + threadIdx.x;
-      uint32_t sum = i < routed->slice_count ? routed->cost_before[i + 1] : 0;
-      for (uint32_t by = 1; by < 32; by *= 2) {
-        const uint32_t other = __shfl_up_sync(kAllLanes, sum, by);
-        if (threadIdx.x >= by) sum += other;
-      }
-      if (i < routed->slice_count) routed->cost_before[i + 1] = before + sum;
-      before += __shfl_sync(kAllLanes, sum, 31);
-    }
-    if (threadIdx.x == 0) routed->cost_before[0] = 0;
-  }
+  if (threadIdx.x < 32) SumCosts(routed);
   __syncthreads();
   FindShare(gate_up_pairs, routed, routed->shares);
   FindShare(down_pairs, routed, routed->shares + 1);
