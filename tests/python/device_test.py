@@ -4,7 +4,9 @@ stand-in for torch. With torch and a GPU: torch_test.py."""
 import ctypes
 import os
 import sys
+import threading
 import unittest
+from unittest import mock
 
 import package
 from package import EXPERTS, HIDDEN, MODEL, WithStore, command, inputs
@@ -93,6 +95,23 @@ class Device(WithStore):
         torch.cuda.capturing = True
         self.assertEqual(self.on_device(precision=["fp4"] * EXPERTS).values(),
                          self.on_device(precision="fp4_or_base").values())
+
+    def test_no_call_is_enqueued_while_fp4_is_loaded(self):
+        expected = self.on_host("fp4")
+        self.on_device()
+        alone, found = [], []
+        other = threading.Thread(target=lambda: found.append(
+            self.on_device(precision="fp4_or_base")))
+
+        def wait_for_all(_device):
+            other.start()
+            other.join(0.3)
+            alone.append(other.is_alive())
+
+        with mock.patch("hotplane._device.wait_for_all", wait_for_all):
+            self.engine.load_fp4(1)
+        other.join()
+        self.assertEqual((alone, found[0].values()), ([True], expected))
 
     def test_wrong_use(self):
         wrong = torch.tensor([EXPERTS] * (5 * self.top_k), torch.int32, GPU, self.ids.shape)

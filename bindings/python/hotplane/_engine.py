@@ -316,6 +316,8 @@ class Engine(_Opened):
         self.layers: Sequence[Layer] = Layers(self._handle)
         self._devices: Dict[int, str] = {}  # by ordinal
         self._fp4: Dict[int, Optional[Set[int]]] = {}  # on devices, by ordinal; None: all
+        # No call may be enqueued while FP4 is loaded. Again by the thread that has it.
+        self._device_order = threading.RLock()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self.layers)} layers"
@@ -491,9 +493,10 @@ class Engine(_Opened):
         info = self._info(layer)
         place = _device.Place(layer, self.layer_device(layer), info.experts, info.hidden)
         chosen = _device.wanted(precision)
-        if place.device == str(x.device):
-            self._load_wanted(layer, chosen)
-        return _device.forward(self._handle, place, x, ids, weights, out, chosen, stream)
+        with self._device_order:
+            if place.device == str(x.device):
+                self._load_wanted(layer, chosen)
+            return _device.forward(self._handle, place, x, ids, weights, out, chosen, stream)
 
     def _load_wanted(self, layer: int, chosen: Union[int, Tuple[int, ...]]) -> None:
         """What is asked for at FP4, and may not be base, to the device."""
@@ -506,17 +509,19 @@ class Engine(_Opened):
     def load_fp4(self, layer: int, experts: Optional[Sequence[int]] = None) -> None:
         """Copies the FP4 of these experts, or of all that were booted, to the GPU that the layer
         lies on, where it stays until close; what is there already is not copied again. Waits for
-        the GPU. UsageError for a layer on the CPU; DataError for a delta record that is absent or
-        damaged; CapacityError where the GPU's memory ends: those before are there."""
-        loaded = self._fp4.setdefault(layer, set())
-        if loaded is None or (experts is not None and loaded.issuperset(experts)):
-            return
-        _device.wait_for_all(self.layer_device(layer))
-        count = 0 if experts is None else len(experts)
-        table = None if experts is None else (c_uint32 * count)(*map(_expert, experts))
-        with self._handle as engine:
-            check(library().moe_load_fp4(engine, _layer(layer), table, count))
-        self._fp4[layer] = None if experts is None else loaded.union(experts)
+        the GPU, and calls of other threads on tensors of it wait meanwhile. UsageError for a layer
+        on the CPU; DataError for a delta record that is absent or damaged; CapacityError where the
+        GPU's memory ends: those before are there."""
+        with self._device_order:
+            loaded = self._fp4.setdefault(layer, set())
+            if loaded is None or (experts is not None and loaded.issuperset(experts)):
+                return
+            _device.wait_for_all(self.layer_device(layer))
+            count = 0 if experts is None else len(experts)
+            table = None if experts is None else (c_uint32 * count)(*map(_expert, experts))
+            with self._handle as engine:
+                check(library().moe_load_fp4(engine, _layer(layer), table, count))
+            self._fp4[layer] = None if experts is None else loaded.union(experts)
 
     def moe_refusal(self, layer: int) -> None:
         """Raises what calls on a GPU could not compute of this layer since this was last asked:
