@@ -3,11 +3,13 @@ made and loaded on the CPU, as far as that goes without a GPU: attention is not 
 
 vLLM's own wheel is for GPUs: the platform of the CPU is set by hand, as its build for CPUs does."""
 
+import importlib
 import os
 import re
 import sys
 import types
 import unittest
+from unittest import mock
 
 import package
 from package import WithStore
@@ -43,6 +45,72 @@ class Options(unittest.TestCase):
             with self.assertRaises(hotplane.UsageError) as caught:
                 options_of(extra)
             self.assertIn(word, str(caught.exception))
+
+
+class Precisions(WithStore):
+    def test_words_that_every_layer_has(self):
+        from hotplane.integrations._precisions import options_for_fp4, precisions_of
+        with hotplane.open(self.store_path) as store:
+            infos = store.describe_layers()
+        self.assertEqual(precisions_of({"default": "base", "layers": {"1": "fp4"}}, infos)[1],
+                         ["fp4"] * package.EXPERTS)
+        for precision in ("fp4_or_base", {"default": "fp4_or_base"},
+                          {"default": "base", "layers": {"1": {"3": "fp4_or_base"}}}):
+            with self.assertRaisesRegex(hotplane.UsageError, "fp4_or_base",
+                                        msg=precision) as caught:
+                precisions_of(precision, infos)
+            self.assertEqual(caught.exception.expected, "base or fp4")
+        self.assertEqual(options_for_fp4("base", infos, None), {})
+        self.assertEqual(options_for_fp4("fp4", infos, "cuda:0"), {"delta": True})
+        for device in (None, "cpu"):
+            self.assertGreater(options_for_fp4("fp4", infos, device)["delta_cache_bytes"], 0)
+
+
+class Boots(WithStore):
+    """The loader's boot, with stand-ins for what it imports."""
+
+    def loader(self):
+        def module(name, **values):
+            made = types.ModuleType(name)
+            vars(made).update(values)
+            return made
+
+        class BaseModelLoader:
+            def __init__(self, load_config):
+                self.load_config = load_config
+
+        prefix = "vllm.model_executor"
+        modules = [
+            module("torch", cuda=types.SimpleNamespace(current_device=lambda: 3)),
+            module("safetensors"), module("vllm"), module(prefix),
+            module("vllm.distributed", get_tensor_model_parallel_rank=lambda: 0,
+                   get_tensor_model_parallel_world_size=lambda: 1),
+            module(prefix + ".model_loader", BaseModelLoader=BaseModelLoader,
+                   register_model_loader=None),
+            module(prefix + ".model_loader.weight_utils", download_weights_from_hf=None)]
+        with mock.patch.dict(sys.modules, {made.__name__: made for made in modules}):
+            sys.modules.pop("hotplane.integrations.vllm", None)
+            return importlib.import_module("hotplane.integrations.vllm")
+
+    def booted_with(self, loader, **extra):
+        made = loader.Loader(types.SimpleNamespace(model_loader_extra_config={
+            "store": self.store_path, **extra}))
+        config = types.SimpleNamespace(
+            device_config=types.SimpleNamespace(device_type="cuda"))
+        model = types.SimpleNamespace(enforce_eager=True, model=package.MODEL)
+        with mock.patch.object(hotplane.Store, "boot", autospec=True) as boot:
+            made._boot(config, model)
+        return {name: value for name, value in boot.call_args.kwargs.items() if name != "wait"}
+
+    def test_each_rank_boots_onto_its_gpu(self):
+        loader = self.loader()
+        self.addCleanup(delattr, hotplane.integrations, "vllm")
+        self.assertEqual(self.booted_with(loader, device="cuda", precision="fp4"),
+                         {"device": "cuda:3", "delta": True})
+        self.assertEqual(self.booted_with(loader, device="cuda:1"), {"device": "cuda:1"})
+        self.assertEqual(self.booted_with(loader, device="cpu"), {"device": "cpu"})
+        self.assertEqual(set(self.booted_with(loader, precision="fp4")),
+                         {"delta", "delta_cache_bytes"})
 
 
 @needs_vllm
@@ -156,8 +224,6 @@ class Plugin(WithStore):
             return opened.generation
 
     def test_graphs_and_ranks(self):
-        from unittest import mock
-
         from hotplane.integrations import vllm as loader
         config = self.config("qwen3_moe")
         self.load(config).hotplane.engine.close()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from .._engine import LayerInfo
-from .._library import PRECISIONS
 from ..errors import UsageError
 
 FP4 = "fp4"
+WORDS = ("base", FP4)  # what also layers on the CPU have
 # Of delta records, where nothing else is said: all of a small model, a share of a large one.
 DELTA_CACHE_BYTES_MAX = 4 << 30
 
 
 def _word(value: Any, where: str) -> str:
-    if not isinstance(value, str) or value not in PRECISIONS:
-        raise UsageError(f"the precision of {where} cannot be", expected=" or ".join(PRECISIONS),
+    if not isinstance(value, str) or value not in WORDS:
+        raise UsageError(f"the precision of {where} cannot be", expected=" or ".join(WORDS),
                          found=repr(value))
     return value
 
@@ -67,10 +67,15 @@ def joined(table: Sequence[str]) -> str:
     return table[0] if len(set(table)) == 1 else ",".join(table)
 
 
-def options_for_fp4(precision: Any, infos: Sequence[LayerInfo]) -> Dict[str, Any]:
-    """Of a boot: the delta tier is wanted where an expert is at FP4, and its records are kept."""
+def options_for_fp4(precision: Any, infos: Sequence[LayerInfo],
+                    device: Optional[str]) -> Dict[str, Any]:
+    """Of a boot: the delta tier is wanted where an expert is at FP4, and its records are kept in
+    memory of the host, but on a GPU, which they are read for once."""
     tables = precisions_of(precision, infos)
     record_bytes = sum(tables[info.ordinal].count(FP4) * 3 * info.intermediate * info.hidden // 2
                        for info in infos)  # as nibbles, the larger encoding
-    return {"delta": True, "delta_cache_bytes": min(record_bytes, DELTA_CACHE_BYTES_MAX)
-            } if record_bytes else {}
+    if not record_bytes:
+        return {}
+    if device not in (None, "cpu"):
+        return {"delta": True}
+    return {"delta": True, "delta_cache_bytes": min(record_bytes, DELTA_CACHE_BYTES_MAX)}

@@ -108,10 +108,7 @@ def _booted(source: Source, checkpoint: Optional[str], precision: Any, device: O
             raise UsageError("a store that is open takes no options of opening",
                              found=", ".join(sorted(opening)))
         check(store)
-        at_fp4 = options_for_fp4(precision, store.describe_layers())
-        if device not in (None, "cpu"):
-            at_fp4.pop("delta_cache_bytes", None)  # read once, to the GPU
-        given = {**at_fp4, **given}
+        given = {**options_for_fp4(precision, store.describe_layers(), device), **given}
         return store.boot(device, **given), True
     finally:
         if store is not source:

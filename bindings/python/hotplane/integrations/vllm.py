@@ -15,6 +15,7 @@ import os
 from typing import Any, Iterator, Tuple
 
 import safetensors  # type: ignore[import-not-found, unused-ignore]
+import torch  # type: ignore[import-not-found, unused-ignore]
 from vllm.distributed import (  # type: ignore[import-not-found, unused-ignore]
     get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size)
 from vllm.model_executor.model_loader import (  # type: ignore[import-not-found, unused-ignore]
@@ -85,12 +86,15 @@ class Loader(BaseModelLoader):  # type: ignore[misc, unused-ignore]
             raise UsageError("experts on the host cannot be captured in CUDA graphs",
                              advice="give --enforce-eager")
         options = {name: value for name, value in self.options.items() if name not in OWN}
+        if options.get("device") == "cuda":  # of several ranks each has a GPU
+            options["device"] = f"cuda:{torch.cuda.current_device()}"
         opening = {"checkpoint": self._folder(model_config),
                    "rank": get_tensor_model_parallel_rank(),
                    "world": get_tensor_model_parallel_world_size()}
         opening.update({name: options.pop(name) for name in OPENING if name in options})
         with open_store(self.options["store"], **opening) as store:
-            wanted = options_for_fp4(self.options["precision"], store.describe_layers())
+            wanted = options_for_fp4(self.options["precision"], store.describe_layers(),
+                                     options.get("device"))
             self.engine = store.boot(wait=False, **{**wanted, **options})
 
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
