@@ -119,6 +119,8 @@ class Exporter {
   Result<void> PlanLayer(uint32_t rank, const ManifestLayer& layer, uint32_t number);
   Result<void> CheckSpace() const;
   Result<void> PrepareFolder(uint32_t rank);
+  Result<void> CheckOthers(uint32_t rank, const std::vector<std::string>& names) const;
+  Result<void> Invalidate(uint32_t rank);
   Result<void> Write(const Job& job);
   Result<bool> IsThere(const std::string& path, PartPieces& pieces, std::vector<std::byte>& piece,
                        std::string* digest) const;
@@ -247,14 +249,45 @@ Result<void> Exporter::CheckSpace() const {
                   .Advice("free space, or choose another folder"));
 }
 
+// Parts that this export does not write would stand beside its own under one name.
+Result<void> Exporter::CheckOthers(uint32_t rank, const std::vector<std::string>& names) const {
+  for (const std::string& name : names) {
+    if (!name.starts_with("layer") || !name.ends_with(".bin")) continue;
+    const bool ours = std::any_of(jobs_.begin(), jobs_.end(), [&](const Job& job) {
+      return job.rank == rank && PlanesCacheFileName(job.number, job.part) == name;
+    });
+    if (ours) continue;
+    return Fail(Status::Data("the folder has parts that this export does not write: one cache "
+                             "would hold two")
+                    .File(JoinPath(FolderOf(rank), name))
+                    .Expected("files of the layers and tiers of this export alone")
+                    .Found(name)
+                    .Advice("export into another folder, or remove this cache first"));
+  }
+  return {};
+}
+
+// Until the end the folder is no cache: before the first file in it changes, the meta file goes.
+Result<void> Exporter::Invalidate(uint32_t rank) {
+  Env& env = generation_.env();
+  const std::string meta = JoinPath(FolderOf(rank), kPlanesCacheMetaName);
+  const std::lock_guard lock(mutex_);
+  HP_ASSIGN(const FileStat stat, env.Stat(meta));
+  if (stat.type == FileType::kInvalid) return {};
+  HP_TRY(env.Remove(meta));
+  return env.SyncDirectory(FolderOf(rank));
+}
+
 // What an export that was killed left behind goes.
 Result<void> Exporter::PrepareFolder(uint32_t rank) {
   Env& env = generation_.env();
   const std::string folder = FolderOf(rank);
   HP_TRY(CreateDirectories(env, folder));
   HP_ASSIGN(const std::vector<std::string> names, env.List(folder));
+  HP_TRY(CheckOthers(rank, names));
   for (const std::string& name : names)
-    if (name.starts_with(Text("{}layer", kTemporaryPrefix)))
+    if (name.starts_with(Text("{}layer", kTemporaryPrefix)) ||
+        name.starts_with(Text("{}{}", kTemporaryPrefix, kPlanesCacheMetaName)))
       HP_TRY(env.Remove(JoinPath(folder, name)));
   return {};
 }
@@ -301,6 +334,7 @@ Result<void> Exporter::Write(const Job& job) {
   std::string digest;
   HP_ASSIGN(const bool there, IsThere(path, pieces, piece, &digest));
   if (!there) {
+    HP_TRY(Invalidate(job.rank));
     Sha256 sha;
     HP_TRY(PublishFileInPieces(env, path, [&](const FileSink& sink) -> Result<void> {
       for (uint32_t expert = 0; expert < pieces.experts(); ++expert) {

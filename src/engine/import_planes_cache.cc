@@ -294,9 +294,10 @@ Result<void> Importer::MatchStoredLayers() {
                            layer.geometry.intermediate))
             .Found("no such layer, or another geometry")
             .Advice(Text("give the geometry that it was imported with; or, if the cache has grown "
-                         "or the geometry was wrong, import into another store, or first "
-                         "`hotplane gc {} --generation {}`",
-                         store_directory_, ToHex(generation_->id()).substr(0, 8))));
+                         "or the geometry was wrong, import into another store. What --move took "
+                         "out of the cache is in {} alone: `hotplane export {} --planes-cache DIR` "
+                         "gives it back, delete nothing before",
+                         store_directory_, store_directory_)));
   }
   const bool same_use = !options_.config || (stored.activation == manifest_.activation &&
                                              stored.top_k == manifest_.top_k);
@@ -674,6 +675,13 @@ Result<void> Importer::CompareChunks(const Unit& unit, const LayerFile& file,
                                      size_t begin, size_t end) {
   if (options_.cancel != nullptr) HP_TRY(options_.cancel->Check());
   const LayerLayout& layout = file.layout();
+  const bool whole =
+      std::all_of(layout.sections.begin(), layout.sections.end(), [&](const Section& section) {
+        const auto role =
+            std::find(kPlanesCacheParts.begin(), kPlanesCacheParts.end(), section.role);
+        return role == kPlanesCacheParts.end() ||
+               cached[static_cast<size_t>(role - kPlanesCacheParts.begin())] != nullptr;
+      });
   std::vector<std::byte> stored(kChunkBytes);
   std::vector<std::byte> source(kChunkBytes);
   for (size_t i = begin; i < end; ++i) {
@@ -682,8 +690,11 @@ Result<void> Importer::CompareChunks(const Unit& unit, const LayerFile& file,
     HP_TRY(ReadFully(file.file(), chunk.offset, bytes));
     if (const uint64_t found = Checksum64(bytes); found != file.checksums()[i])
       return Fail(file.ChunkError(i, found).Advice(
-          "nothing of this layer was removed from the cache; remove this file "
-          "and import again"));
+          whole ? "nothing of this layer was removed from the cache; remove this file and import "
+                  "again"
+                : "keep this file: the cache no longer has all parts of this layer, an earlier "
+                  "--move removed some; take them from a copy of the cache, or build the layer "
+                  "from its checkpoint"));
     bytes_compared_ += chunk.bytes;
     AddProgress(chunk.bytes);
     if (chunk.section < 0) continue;
@@ -703,9 +714,12 @@ Result<void> Importer::CompareChunks(const Unit& unit, const LayerFile& file,
             .At(offset)
             .Expected(Text("what {} has at {}", file.file().path(), chunk.offset))
             .Found("other bytes")
-            .Advice("nothing of this layer was removed from the cache; two caches that "
-                    "name the same checkpoint differ: import one of them into another "
-                    "store"));
+            .Advice(whole ? "nothing of this layer was removed from the cache; two caches that "
+                            "name the same checkpoint differ: import one of them into another "
+                            "store"
+                          : "delete neither: the cache no longer has all parts of this layer, an "
+                            "earlier --move removed some; what is left of it is another model's, "
+                            "or damaged"));
   }
   return {};
 }
@@ -773,8 +787,9 @@ Result<void> Importer::RemoveEmptyFolders() {
     HP_TRY(env_.Remove(JoinPath(folder.path, kPlanesCacheMetaName)));
     ++report_.files_removed;
     HP_TRY(env_.SyncDirectory(folder.path));
+    // DIR/v2/KEY/tpW-rankR: three folders, and DIR stays.
     std::string path = folder.path;
-    while (path != cache_.directory) {
+    for (int level = 0; level < 3; ++level) {
       HP_ASSIGN(const std::vector<std::string> left, env_.List(path));
       if (!left.empty()) break;
       HP_TRY(env_.RemoveDirectory(path));

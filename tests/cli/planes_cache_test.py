@@ -491,6 +491,29 @@ class Move(WithParts):
         self.import_cache("--move")
         self.check_parts()
 
+    def test_the_only_copy_is_never_to_be_removed(self):
+        """A damaged store file whose layer the cache has in part alone."""
+        folder = self.write_rank()
+        self.import_cache()
+        for name in ("layer1.planes13.bin", "layer1.planes13.bin.sha256"):
+            os.remove(os.path.join(folder, name))
+        [path] = [name for name in command.files_below(self.store)
+                  if name.endswith("layer-0001.base")]
+        with open(path, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)[0]
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last ^ 1]))
+        text = self.refused(3, "--move")
+        self.assertIn("keep this file", text)
+        self.assertNotIn("remove this file", text)
+
+    def test_a_slash_at_the_end_is_the_same_folder(self):
+        self.write_rank()
+        plain, self.cache = self.cache, self.cache + "/"
+        self.import_cache("--move")
+        self.assertEqual(os.listdir(plain), [])
+
     def test_needs_both_tiers(self):
         self.write_rank()
         self.assertIn("would lose", self.refused(2, "--move", "--tiers", "base"))

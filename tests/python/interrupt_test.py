@@ -209,6 +209,41 @@ late = Late()
         self.assertEqual(done.returncode, 0, done.stderr)
 
 
+class Waits(WithStore):
+    def test_a_wait_ends_with_its_thread_however_often_it_is_interrupted(self):
+        done = package.python("""
+import os, signal, threading, time
+import package
+from hotplane._threads import join
+thread = threading.Thread(target=time.sleep, args=(0.5,))
+for delay in (0.1, 0.15, 0.2):
+    threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+thread.start()
+try:
+    join(thread)
+except KeyboardInterrupt:
+    print("interrupted", thread.is_alive())
+""")
+        self.assertEqual(done.stdout, "interrupted False\n", done.stderr)
+
+    def test_a_forked_child_ends(self):
+        done = package.python(f"""
+import os, signal
+import package
+import hotplane
+engine = hotplane.open({self.store_path!r}).boot()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    engine.close()
+    assert engine.closed
+    os._exit(0)
+print(os.waitpid(child, 0)[1], engine.closed, len(engine.layers))
+engine.close()
+""")
+        self.assertEqual(done.stdout, f"0 False {LAYERS}\n", done.stderr)
+
+
 class Builds(WithStore):
     def test_interrupted(self):
         model = os.path.join(self.root, "model")

@@ -18,6 +18,7 @@ from ._library import (ACTIVATIONS, ARITHMETICS, ENCODINGS, OK, PARTS, PRECISION
                        RECORD_KINDS, check, encode, last_error, library, text)
 from ._options import boot_options, number, word
 from ._progress import Display
+from ._threads import join
 from .errors import Error, UsageError
 
 if TYPE_CHECKING:
@@ -370,7 +371,7 @@ class Engine(_Opened):
             self._handle.cancel()
             raise
         finally:
-            thread.join()
+            join(thread)
 
     def _follow(self, events: queue.SimpleQueue[Any]) -> None:
         layer = _library.Layer()
@@ -592,8 +593,10 @@ class _Build:
                 display.show(*event)
         finally:
             self.stop = True
-            self.thread.join()
-            display.close()
+            try:
+                join(self.thread)
+            finally:
+                display.close()
 
 
 def build(checkpoint: StrPath, store: StrPath, *, layers: Optional[str] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from ctypes import byref, c_void_p
 from os import PathLike
@@ -22,6 +23,7 @@ class Handle:
         self._changed = threading.Condition()
         self._callers: Dict[int, int] = {}  # thread: calls it is in
         self._closed = False
+        self._process = os.getpid()
 
     @property
     def closed(self) -> bool:
@@ -50,7 +52,11 @@ class Handle:
                 library().cancel(self._pointer)
 
     def close(self) -> None:
-        """Once more does nothing. Ends a boot that runs; waits for the calls of other threads."""
+        """Once more does nothing. Ends a boot that runs; waits for the calls of other threads. In a
+        forked child the parent's engine is let go of, not freed: its threads are not there."""
+        if os.getpid() != self._process:
+            self._closed, self._pointer = True, None
+            return
         with self._changed:
             self._closed = True
             if self._pointer is None:
