@@ -262,7 +262,8 @@ class Arrays(WithStore):
                  self.engine.wait, lambda: self.engine.read("base", 0, 0),
                  lambda: self.engine.delta(0, 0), lambda: self.engine.record("base", 0, 0),
                  lambda: self.engine.prefetch("delta", 0, [1]), self.engine.describe_layers,
-                 lambda: self.engine.cache_stats("delta"),
+                 lambda: self.engine.cache_stats("delta"), self.engine.__enter__,
+                 lambda: self.engine.layer_device(0),
                  lambda: self.engine.moe_forward(0, x, ids, weights))
         for number, call in enumerate(calls):
             with self.assertRaises(hotplane.UsageError, msg=number) as caught:
@@ -380,6 +381,8 @@ class Records(WithStore):
                          lambda: store.read("base", 0, 0, bytes(size)),
                          lambda: store.read("base", 0, 0, bytearray(size - 1)),
                          lambda: store.read_many("base", 0, [1, 2], [bytearray(size)]),
+                         lambda: store.read_many("base", 0, [1, 2], [bytearray(size)] * 2),
+                         lambda: hotplane.open(self.store_path + "\0/elsewhere"),
                          lambda: store.record("base", 0, EXPERTS)):
                 with self.assertRaises(hotplane.UsageError):
                     call()

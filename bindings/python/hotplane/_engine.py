@@ -164,7 +164,8 @@ class _Opened:
         self._handle.close()
 
     def __enter__(self) -> Any:
-        return self
+        with self._handle:  # UsageError when it was closed
+            return self
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
@@ -221,6 +222,10 @@ class _Opened:
         count = len(places)
         numbers = (c_uint32 * count)(*map(_expert, experts))
         addresses = (c_void_p * count)(*map(ctypes.addressof, places))
+        ordered = sorted(map(ctypes.addressof, places))
+        if any(after - before < size for before, after in zip(ordered, ordered[1:])):
+            raise UsageError("two records would be read to one place",
+                             expected="buffers that do not overlap", found="some that do")
         if count:
             with self._handle as engine:
                 check(library().read_records(engine, _kind(kind), layer, numbers, addresses,
@@ -418,6 +423,8 @@ class Engine(_Opened):
     def layer_device(self, layer: int) -> str:
         """Where the base of this layer, an ordinal, lies: "cpu" or "cuda:N". UsageError while it is
         not published."""
+        with self._handle:
+            pass  # UsageError when it was closed
         if layer not in self._devices:
             self._devices = {booted.ordinal: booted.device for booted in self.layers}
         if layer not in self._devices:
@@ -460,6 +467,9 @@ class Engine(_Opened):
         On the CPU results are the same to the bit for every number of threads. Of a sharded store
         this rank's part of the sum. UsageError for wrong shapes and types, ids out of range, values
         that are not finite; DataError for a delta record that is absent or damaged."""
+        if precision is None:
+            raise UsageError("precision has an unknown value", expected=" or ".join(PRECISIONS),
+                             found="None")
         if _device.is_on_cuda(x):
             return self._forward_on_device(layer, x, ids, weights, out, precision, stream)
         if stream is not None:

@@ -15,7 +15,7 @@ from ctypes import (CFUNCTYPE, POINTER, byref, c_char_p, c_double, c_int, c_int3
                     c_uint32, c_uint64, c_void_p)
 from typing import Any, Optional
 
-from .errors import KINDS, Error, SystemFailure
+from .errors import KINDS, Error, SystemFailure, UsageError
 
 logger = logging.getLogger("hotplane")
 
@@ -281,8 +281,15 @@ def text(value: Optional[bytes]) -> str:
 
 
 def encode(value: Any) -> Optional[bytes]:
-    """A path or a word as the C API takes it; None is NULL."""
-    return None if value is None else os.fsencode(value)
+    """A path or a word as the C API takes it; None is NULL. UsageError for one with a zero byte,
+    where C would end it."""
+    if value is None:
+        return None
+    encoded = os.fsencode(value)
+    if b"\0" in encoded:
+        raise UsageError("a path or a word has a zero byte in it", expected="none",
+                         found=repr(value))
+    return encoded
 
 
 def last_error() -> Error:
