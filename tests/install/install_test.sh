@@ -32,7 +32,8 @@ if grep -v '^hotplane_' "$work/exported"; then
   die "libhotplane.so exports more than hotplane_* (above)"
 fi
 # Everything declared is exported, and nothing else.
-sed -n 's/.*HOTPLANE_API.*[ *]\(hotplane_[a-z0-9_]*\)(.*/\1/p' "$prefix/include/hotplane/hotplane.h" |
+sed -n 's/.*HOTPLANE_API.*[ *]\(hotplane_[a-z0-9_]*\)(.*/\1/p' \
+  "$prefix/include/hotplane/hotplane.h" |
   sort >"$work/declared"
 sort "$work/exported" | diff "$work/declared" - ||
   die "declared in hotplane.h (<) and exported by libhotplane.so (>) differ"
