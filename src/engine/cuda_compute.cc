@@ -12,6 +12,8 @@
 #include "base/units.h"
 #include "device/cuda/cuda_handles.h"
 #include "engine/device_compute.h"
+#include "engine/expert_compute.h"
+#include "moe/bfloat16.h"
 #include "moe/cuda/cuda_moe.h"
 
 namespace hotplane {
@@ -32,12 +34,6 @@ constexpr uint64_t kPieceWorkspaceBytes = 256 * kMiB;
 // Of each layer's refusal in their array: the operator wants it aligned.
 constexpr uint64_t kRefusalStride = 16;
 static_assert(sizeof(Refusal) <= kRefusalStride);
-
-uint16_t ToBf16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-float FromBf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 const uint8_t* Bytes(const std::byte* at) { return reinterpret_cast<const uint8_t*>(at); }
 const float* Floats(const std::byte* at) { return reinterpret_cast<const float*>(at); }
@@ -344,16 +340,8 @@ Result<void> CudaCompute::Prepare(const BootedLayer& layer, uint32_t expert_coun
   table.slots.assign(expert_count, ExpertSlot{});
   const size_t booted = layer.geometry.experts;
   for (size_t i = 0; i < booted; ++i) {
-    const auto piece = [&](std::span<const std::byte> part) {
-      return part.empty() ? nullptr : part.data() + part.size() / booted * i;
-    };
     ExpertWeights expert;
-    expert.planes13 = piece(layer.planes13);
-    expert.sc13 = piece(layer.sc13);
-    expert.planes2 = piece(layer.planes2);
-    expert.sc2 = piece(layer.sc2);
-    expert.bias13 = piece(layer.bias13);
-    expert.bias2 = piece(layer.bias2);
+    SetBase(layer, i, &expert);
     table.slots[layer.first_expert + i] = SlotOf(expert);
   }
   const CurrentContext current(*cuda_.driver, cuda_.context);

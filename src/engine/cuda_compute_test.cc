@@ -21,9 +21,7 @@ namespace hotplane {
 namespace {
 
 using moe_cuda_testing::Buffer;
-using moe_cuda_testing::FromBf16;
 using moe_cuda_testing::Gpu;
-using moe_cuda_testing::ToBf16;
 
 constexpr uint32_t kExperts = 6;
 constexpr uint32_t kHidden = 128;

@@ -11,11 +11,6 @@
 namespace hotplane {
 namespace {
 
-// The piece of expert `index` in a part that holds `experts` of them.
-const std::byte* PieceOf(std::span<const std::byte> part, size_t experts, size_t index) {
-  return part.empty() ? nullptr : part.data() + part.size() / experts * index;
-}
-
 std::span<const std::byte> PartOf(const PinnedRecord& record, std::string_view role) {
   for (size_t i = 0; i < record.shape.part_count; ++i)
     if (record.shape.parts[i].role == role) return record.parts[i];
@@ -40,6 +35,18 @@ Result<Precision> PrecisionOf(const MoeRequest& request, uint32_t expert) {
 }
 
 }  // namespace
+
+void SetBase(const BootedLayer& layer, size_t index, ExpertWeights* expert) {
+  const auto piece = [&](std::span<const std::byte> part) {
+    return part.empty() ? nullptr : part.data() + part.size() / layer.geometry.experts * index;
+  };
+  expert->planes13 = piece(layer.planes13);
+  expert->sc13 = piece(layer.sc13);
+  expert->planes2 = piece(layer.planes2);
+  expert->sc2 = piece(layer.sc2);
+  expert->bias13 = piece(layer.bias13);
+  expert->bias2 = piece(layer.bias2);
+}
 
 WorkerPool& ExpertCompute::pool() {
   const std::lock_guard lock(mutex_);
@@ -105,13 +112,7 @@ Result<ExpertCompute::Chosen> ExpertCompute::ChooseExperts(const BootedLayer& la
                                      layer.first_expert + booted - 1))
                       .Advice("boot all experts that the router can choose"));
     HP_ASSIGN(weights.precision, PrecisionOf(request, expert));
-    const size_t index = expert - layer.first_expert;
-    weights.planes13 = PieceOf(layer.planes13, booted, index);
-    weights.sc13 = PieceOf(layer.sc13, booted, index);
-    weights.planes2 = PieceOf(layer.planes2, booted, index);
-    weights.sc2 = PieceOf(layer.sc2, booted, index);
-    weights.bias13 = PieceOf(layer.bias13, booted, index);
-    weights.bias2 = PieceOf(layer.bias2, booted, index);
+    SetBase(layer, expert - layer.first_expert, &weights);
     if (weights.precision != Precision::kFp4) continue;
     ResidentFp4 resident;
     if (on_device != nullptr) resident = on_device->Resident(layer.ordinal, expert);

@@ -19,6 +19,9 @@
 
 namespace hotplane {
 
+// The base parts and biases of the index-th expert that was booted.
+void SetBase(const BootedLayer& layer, size_t index, ExpertWeights* expert);
+
 // One forward of one layer; arrays as in MoeCall.
 struct MoeRequest {
   uint32_t layer = 0;  // ordinal

@@ -9,22 +9,11 @@
 
 #include "base/check.h"
 #include "device/cuda/driver.h"
+#include "moe/bfloat16.h"
 #include "moe/cuda/cuda_moe.h"
 #include "moe/moe_cases.h"
 
 namespace hotplane::moe_cuda_testing {
-
-inline uint16_t ToBf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-inline float FromBf16(uint16_t bits) {
-  const uint32_t wide = uint32_t{bits} << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
 
 // The context of device 0, current on this thread while it lives.
 class Gpu {

@@ -271,7 +271,7 @@ Result<void> CudaMoe::DecodeInPieces(const MoeArgs& args, CUstream stream) const
 
 Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, uint8_t tiers,
                               CUstream stream) const {
-  constexpr uint32_t kThreads = 256;
+  constexpr uint32_t kThreads = kPrefillSortThreads;
   void* arguments[] = {&args, &prefill};
   HP_TRY(
       Enqueue({.kernel = sort_, .blocks = args.experts, .threads = kThreads}, stream, arguments));

@@ -65,16 +65,17 @@ struct MoeArgs {
 
 // Of prefill alone. Assignments are sorted by expert, those of an expert ascending.
 struct PrefillArgs {
-  uint16_t* x;      // [tokens, hidden]: x in the order of PrefillPlace
+  uint16_t* x;      // [tokens, hidden]: x in the order of PrefillColumn
   uint32_t* order;  // [assignments]: the sorted assignments
   uint32_t* begin;  // [experts + 1]: where an expert's begin in `order`
 };
-// Where column i of a block of 32 stands in activations for prefill: the order in which the
-// fragments of fragments.h take them.
-constexpr uint32_t PrefillPlace(uint32_t i) {
-  const uint32_t half = i / 16, t = i % 16 / 4, j = i % 4;
-  return j / 2 * 16 + j % 2 * 8 + 2 * t + half;
+// The order of a block of 32 in activations for prefill, in which the fragments of fragments.h take
+// them: word w has column PrefillColumn(w) and the one 16 further on.
+constexpr uint32_t PrefillColumn(uint32_t word) {
+  const uint32_t multiply = word / 8, pair = word % 8 / 4, t = word % 4;
+  return 4 * t + 2 * multiply + pair;
 }
+inline constexpr unsigned kPrefillSortThreads = 256;
 inline constexpr unsigned kPrefillThreads = 512;
 // A stage: 64 of k of all columns' activations, then of all warps' weights; at a multiple of 1 KiB.
 inline constexpr unsigned kPrefillColumns = 112;

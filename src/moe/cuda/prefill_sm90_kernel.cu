@@ -307,6 +307,7 @@ __device__ __forceinline__ void FinishGateUp(const MoeArgs& args, const Product&
                                              const float* sums) {
   constexpr uint32_t kRows = kRowsOfBlock / 2, kWords = kRows / 2;
   const uint32_t word = threadIdx.x % kWords;
+  // PrefillColumn of the word.
   const uint32_t multiply = word % 16 / 8, pair = word % 8 / 4, t = word % 4;
   const uint32_t row = word / 16 * kScaleBlock + 4 * t + 2 * multiply + pair;
   const uint32_t n = tile.rows * kRows + row;

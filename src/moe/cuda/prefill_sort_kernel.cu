@@ -7,7 +7,7 @@
 namespace hotplane::moe_cuda {
 namespace {
 
-constexpr uint32_t kThreads = 256;
+constexpr uint32_t kThreads = kPrefillSortThreads;
 constexpr uint32_t kWarps = kThreads / 32;
 
 __device__ __forceinline__ uint32_t IdAt(const MoeArgs& args, uint32_t a, uint32_t assignments) {
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A thread puts one block of 32 activations in the order of PrefillPlace.
+// A thread puts one block of 32 activations in the order of PrefillColumn.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hotplane_moe_arrange(const __grid_constant__ MoeArgs args,
                          const __grid_constant__ PrefillArgs prefill) {
@@ -78,17 +78,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const uint32_t words[16] = {read[0].x, read[0].y, read[0].z, read[0].w, read[1].x, read[1].y,
                               read[1].z, read[1].w, read[2].x, read[2].y, read[2].z, read[2].w,
                               read[3].x, read[3].y, read[3].z, read[3].w};
+  const auto word = [&](uint32_t at) {
+    const uint32_t column = PrefillColumn(at);
+    return ptx::Permute(words[column / 2], words[8 + column / 2],
+                        column % 2 == 0 ? 0x5410 : 0x7632);
+  };
 #pragma unroll
-  for (int multiply = 0; multiply < 2; ++multiply) {
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      const uint32_t halves = pair == 0 ? 0x5410 : 0x7632;
-      const auto at = [&](int t) {
-        return ptx::Permute(words[2 * t + multiply], words[8 + 2 * t + multiply], halves);
-      };
-      to[multiply * 2 + pair] = {at(0), at(1), at(2), at(3)};
-    }
-  }
+  for (uint32_t i = 0; i < 4; ++i)
+    to[i] = {word(4 * i), word(4 * i + 1), word(4 * i + 2), word(4 * i + 3)};
 }
 
 }  // namespace hotplane::moe_cuda

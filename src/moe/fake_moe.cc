@@ -1,5 +1,5 @@
-// The kernel of decode_kernel.cu on the host, for the fake CUDA driver: what it computes, what it
-// refuses and how it rounds are the kernel's; sums are float64, so that the bound of reference.cc
+// The kernels of the operator on the host, for the fake CUDA driver: what they compute, what they
+// refuse and how they round are the kernels'; sums are float64, so that the bound of reference.cc
 // holds.
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 
 #include "device/fake/fake_kernel.h"
 #include "format/manifest.h"
+#include "moe/bfloat16.h"
 #include "moe/cuda/moe_args.h"
 #include "moe/reference.h"
 
@@ -23,19 +24,6 @@ namespace {
 using namespace moe_cuda;
 
 enum class Tier { kMissing, kBase, kNibbles, kQuintals };
-
-uint16_t ToBf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  if (std::isnan(value)) return 0x7FFF;
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-float FromBf16(uint16_t bits) {
-  const uint32_t wide = uint32_t{bits} << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
 
 // As TierOf of routed.h.
 Tier TierOf(const ExpertSlot& slot, uint32_t wanted, bool biases) {
