@@ -15,11 +15,6 @@ constexpr std::chrono::milliseconds kPollTime{20};
 // How soon to ask again for memory to stage in: the disk has others' requests to go on with.
 constexpr std::chrono::milliseconds kStageTime{1};
 
-bool IsAligned(uint64_t offset, const std::byte* address, uint64_t bytes) {
-  return offset % kPageBytes == 0 && bytes % kPageBytes == 0 &&
-         reinterpret_cast<uintptr_t>(address) % kPageBytes == 0;
-}
-
 }  // namespace
 
 DiskDriver::DiskDriver(Executor::State& state) : state_(state) {}
@@ -53,10 +48,6 @@ Result<void> DiskDriver::Prepare() {
   return {};
 }
 
-bool DiskDriver::CanBeDirect(const Unit& unit, const std::byte* staged) const {
-  return direct_files_[unit.extent] != nullptr && IsAligned(unit.offset, staged, unit.bytes);
-}
-
 // Cuts the next disk unit into requests; false when there is none, or no memory to stage it in now.
 bool DiskDriver::NextUnitToStage() {
   if (next_disk_unit_ == state_.disk_units.size()) return false;
@@ -76,10 +67,9 @@ bool DiskDriver::NextUnitToStage() {
   state_.wake.notify_one();
   // Nobody had time to do it: page faults in the middle of a request would cost more.
   if (fresh) state_.Populate(unit);
-  const bool direct = CanBeDirect(unit, unit.staged);
   for (uint64_t at = 0; at < unit.bytes; at += kReadRequestBytes) {
     const uint64_t bytes = std::min(kReadRequestBytes, unit.bytes - at);
-    ready_.push_back({index, unit.offset + at, {unit.staged + at, bytes}, direct});
+    ready_.push_back({index, unit.offset + at, {unit.staged + at, bytes}});
     ++unit.requests_left;
   }
   return true;
@@ -91,7 +81,7 @@ void DiskDriver::StartRequests() {
     ready_.pop_front();
     const size_t extent = state_.units[request.unit].extent;
     reader_->Start({.file = state_.extents[extent].file,
-                    .direct = request.direct ? direct_files_[extent].get() : nullptr,
+                    .direct = direct_files_[extent].get(),
                     .offset = request.offset,
                     .destination = request.destination,
                     .needed_bytes = request.destination.size(),

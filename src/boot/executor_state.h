@@ -180,14 +180,12 @@ class DiskDriver {
     size_t unit;
     uint64_t offset;  // in the file
     std::span<std::byte> destination;
-    bool direct;
   };
 
   void Drive();
   void StartRequests();
   bool NextUnitToStage();
   void Ended(size_t unit_index);
-  bool CanBeDirect(const Unit& unit, const std::byte* staged) const;
 
   Executor::State& state_;
   std::vector<std::unique_ptr<File>> direct_files_;  // by extent; null: buffered
