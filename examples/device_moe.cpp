@@ -1,5 +1,6 @@
 // device_moe STORE: boots the store onto a GPU and computes a layer's experts there, on a stream of
-// our own, for one token; then the same from arrays of the host.
+// our own, for one token: enqueued while the layer is still on its way, the stream waits for it.
+// Then the same from arrays of the host.
 //
 //   c++ -std=c++17 device_moe.cpp -I$CUDA/include $(pkg-config --cflags --libs hotplane) -lcuda
 //
@@ -48,7 +49,8 @@ float FromBf16(uint16_t bits) {
   return value;
 }
 
-api::Result<std::vector<float>> OnDevice(const api::Engine& engine, const hotplane_layer& layer,
+api::Result<std::vector<float>> OnDevice(const api::Engine& engine,
+                                         const hotplane_layer_info& layer,
                                          const std::vector<uint16_t>& x,
                                          const std::vector<int32_t>& ids,
                                          const std::vector<float>& weights, CUstream stream) {
@@ -71,6 +73,9 @@ api::Result<std::vector<float>> OnDevice(const api::Engine& engine, const hotpla
   call.workspace = Pointer(workspace);
   call.workspace_bytes = *bytes;
   call.stream = stream;
+  // The host goes on; the device computes once the layer is there and verified.
+  const auto waiting = engine.StreamWaitLayer(layer.ordinal, stream);
+  if (!waiting) return tl::unexpected<api::Error>(waiting.error());
   const auto enqueued = engine.MoeForwardOnDevice(call);
   if (!enqueued) return tl::unexpected<api::Error>(enqueued.error());
 
@@ -78,7 +83,7 @@ api::Result<std::vector<float>> OnDevice(const api::Engine& engine, const hotpla
   Must(cuMemcpyDtoHAsync(result.data(), y, result.size() * sizeof(uint16_t), stream));
   Must(cuStreamSynchronize(stream));
   for (const CUdeviceptr at : {workspace, y, inputs[0], inputs[1], inputs[2]}) Must(cuMemFree(at));
-  // An id that is no expert, or an expert that is not there, is told here.
+  // An id that is no expert, an expert that is not there, or a boot that failed is told here.
   const auto refused = engine.MoeRefusal(layer.ordinal);
   if (!refused) return tl::unexpected<api::Error>(refused.error());
   std::vector<float> values;
@@ -95,16 +100,19 @@ int main(int argc, char** argv) {
   }
   api::BootOptions options;
   options.device = "cuda:0";
-  const auto engine = api::Engine::Boot(argv[1], options);
+  auto engine = api::Engine::Open(argv[1], options);
   if (!engine) return Fail(engine.error());
-  const hotplane_layer layer = engine->Layers().front();
+  const auto layers = engine->DescribeLayers();
+  if (!layers) return Fail(layers.error());
+  const hotplane_layer_info layer = layers->front();
+  if (const auto started = engine->Start(); !started) return Fail(started.error());
 
   // The device's primary context: what the CUDA runtime uses too.
   CUcontext context = nullptr;
   CUdevice device = 0;
   CUstream stream = nullptr;
   Must(cuInit(0));
-  Must(cuDeviceGet(&device, layer.device));
+  Must(cuDeviceGet(&device, 0));
   Must(cuDevicePrimaryCtxRetain(&context, device));
   Must(cuCtxPushCurrent(context));
   Must(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
@@ -114,6 +122,7 @@ int main(int argc, char** argv) {
   const std::vector<float> weights = {0.75f, 0.25f};
   const auto on_device = OnDevice(*engine, layer, x, ids, weights, stream);
   if (!on_device) return Fail(on_device.error());
+  if (const auto booted = engine->Wait(); !booted) return Fail(booted.error());
 
   const std::vector<float> ones(layer.hidden, 1.0f);
   std::vector<float> y(layer.hidden);
@@ -128,8 +137,8 @@ int main(int argc, char** argv) {
   call.y = y.data();
   const auto computed = engine->MoeForward(call);
   if (!computed) return Fail(computed.error());
-  std::printf("layer %u on cuda:%d: y[0] = %g, %s from arrays of the host\n", layer.ordinal,
-              layer.device, static_cast<double>(on_device->front()),
+  std::printf("layer %u on cuda:0: y[0] = %g, %s from arrays of the host\n", layer.ordinal,
+              static_cast<double>(on_device->front()),
               *on_device == y ? "the same" : "another result");
 
   Must(cuStreamDestroy(stream));

@@ -214,6 +214,12 @@ class Engine {
     return Ended(hotplane_moe_forward(handle_, &call));
   }
 
+  // What is enqueued on the CUDA stream afterwards runs once the layer, an ordinal, is published;
+  // the host does not wait.
+  Result<void> StreamWaitLayer(uint32_t layer, void* stream) const {
+    return Ended(hotplane_stream_wait_layer(handle_, layer, stream));
+  }
+
   // On arrays of the layer's device: hotplane.h says what each of these does.
   Result<size_t> MoeWorkspaceBytes(uint32_t layer, uint32_t token_count, uint32_t top_k) const {
     size_t bytes = 0;

@@ -4,7 +4,7 @@
  *   hotplane_import_planes_cache   takes planes that vLLM-MoET cached into one
  *   hotplane_open       opens a store; nothing of its planes is read
  *   hotplane_start      boots it in the background, layer by layer
- *   hotplane_wait_layer the layers as they come
+ *   hotplane_wait_layer the layers as they come; hotplane_stream_wait_layer for CUDA streams
  *   hotplane_read_*, hotplane_record_*   one expert's record, from the moment the store is open
  *   hotplane_close
  *
@@ -532,9 +532,27 @@ typedef struct hotplane_device_moe {
 } hotplane_device_moe;
 #define HOTPLANE_WORKSPACE_ZEROS 256
 HOTPLANE_API void hotplane_device_moe_init(hotplane_device_moe* call);
+/* What is enqueued on `stream` (a CUstream or cudaStream_t of the engine's device; NULL: its
+ * default stream) after this call runs on the device once the boot has published the layer: copied,
+ * verified, in order. The host does not wait. From any thread, any number of streams, before
+ * hotplane_start and while the boot runs; after the publication there is nothing to wait for.
+ *
+ * So hotplane_moe_forward_on_device can be enqueued for layers that are still on their way. When
+ * the boot fails, or hotplane_close is called, the streams go on: what they compute of a layer that
+ * is not published is NaN, and hotplane_moe_refusal tells the boot's failure.
+ *
+ * Until then do not wait for the whole device where the boot needs you to return: in its callback,
+ * neither synchronize nor free device memory while a stream waits. CUDA does not know what such a
+ * stream waits for. `layer` is an ordinal. HOTPLANE_USAGE for an engine without a device, a layer
+ * that this boot does not publish, a stream that is being captured; the boot's failure once it has
+ * failed. */
+HOTPLANE_API hotplane_code hotplane_stream_wait_layer(hotplane_engine* engine, uint32_t layer,
+                                                      void* stream);
+
 /* What a call of so many tokens needs, at least; fewer need less. The first one of a layer also
- * makes it ready, allocates and waits: before any capture. HOTPLANE_USAGE for a layer that is not
- * published or lives on the host. */
+ * makes it ready, allocates and waits: before any capture, and better before any stream waits for a
+ * layer. Of a boot that runs also for layers that it has not published yet. HOTPLANE_USAGE for a
+ * layer that the boot does not publish, or on the host. */
 HOTPLANE_API hotplane_code hotplane_moe_workspace_bytes(hotplane_engine* engine, uint32_t layer,
                                                         uint32_t token_count, uint32_t top_k,
                                                         size_t* bytes);

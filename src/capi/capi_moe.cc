@@ -81,6 +81,15 @@ Result<void> LoadFp4(Engine& engine, uint32_t layer, const uint32_t* experts, si
   return engine.LoadFp4OnDevice(layer, all);
 }
 
+// Of a boot that was started: which layers it publishes is known a moment later.
+void WaitPlan(EngineState& state) {
+  {
+    const std::lock_guard lock(state.mutex);
+    if (state.phase != EngineState::Phase::kBooting) return;
+  }
+  state.engine->WaitPlan();
+}
+
 }  // namespace
 }  // namespace hotplane::capi
 
@@ -112,12 +121,21 @@ void hotplane_device_moe_init(hotplane_device_moe* call) {
   if (call != nullptr) call->precision = HOTPLANE_PRECISION_BASE;
 }
 
+hotplane_code hotplane_stream_wait_layer(hotplane_engine* engine, uint32_t layer, void* stream) {
+  return Guarded([&]() -> Result<void> {
+    HP_TRY(Need(engine != nullptr, "an engine is needed"));
+    return engine->state->engine->StreamWaitLayer(layer, stream);
+  });
+}
+
 hotplane_code hotplane_moe_workspace_bytes(hotplane_engine* engine, uint32_t layer,
                                            uint32_t token_count, uint32_t top_k, size_t* bytes) {
   return Guarded([&]() -> Result<void> {
     HP_TRY(Need(engine != nullptr, "an engine is needed"));
     HP_TRY(Need(bytes != nullptr, "a place for the bytes is needed"));
-    HP_ASSIGN(*bytes, engine->state->engine->MoeWorkspaceBytes(layer, token_count, top_k));
+    hotplane::capi::EngineState& state = *engine->state;
+    hotplane::capi::WaitPlan(state);
+    HP_ASSIGN(*bytes, state.engine->MoeWorkspaceBytes(layer, token_count, top_k));
     return {};
   });
 }

@@ -457,6 +457,9 @@ TEST_F(CapiTest, WhatIsForDevicesRefusesLayersOnTheHost) {
   EXPECT_EQ(hotplane_moe_workspace_bytes(engine, 0, 1, 1, &bytes), HOTPLANE_USAGE);
   EXPECT_EQ(hotplane_moe_workspace_bytes(engine, 0, 1, 1, nullptr), HOTPLANE_USAGE);
   EXPECT_EQ(hotplane_moe_workspace_bytes(nullptr, 0, 1, 1, &bytes), HOTPLANE_USAGE);
+  EXPECT_EQ(hotplane_stream_wait_layer(engine, 0, nullptr), HOTPLANE_USAGE);
+  EXPECT_NE(std::string(hotplane_last_error()).find("with a device"), std::string::npos);
+  EXPECT_EQ(hotplane_stream_wait_layer(nullptr, 0, nullptr), HOTPLANE_USAGE);
   EXPECT_EQ(hotplane_moe_refusal(engine, 0), HOTPLANE_USAGE);
   EXPECT_EQ(hotplane_moe_refusal(nullptr, 0), HOTPLANE_USAGE);
   EXPECT_EQ(hotplane_moe_load_fp4(engine, 0, nullptr, 0), HOTPLANE_USAGE);

@@ -94,6 +94,19 @@ class HostRegistration {
   virtual ~HostRegistration() = default;
 };
 
+// Gates at which streams of the device wait; each is closed at first, and opened once. Thread-safe.
+// Destroyed, it opens all, and waits until every stream has passed those it was to wait at.
+class StreamGates {
+ public:
+  virtual ~StreamGates() = default;
+  // What is enqueued on `stream` (a CUstream of the device's primary context; null: its default
+  // stream) after this call runs once the gate is open; no thread of the host waits for that. By
+  // the device's own wait for a word of memory; where the device has none, by a host function of
+  // the stream that waits. kUsage for a stream that is being captured; kSystem.
+  virtual Result<void> Enqueue(size_t gate, void* stream) = 0;
+  virtual void Open(size_t gate) = 0;
+};
+
 struct CudaHandles;  // device/cuda/cuda_handles.h
 
 // Thread-safe. Outlives what it hands out.
@@ -114,6 +127,7 @@ class Device {
   // no kernels for this device.
   virtual Result<std::unique_ptr<MatrixQuantizer>> NewQuantizer(
       const QuantizerOptions& options) = 0;
+  virtual Result<std::unique_ptr<StreamGates>> NewGates(size_t count) = 0;
   // So that copies from and to this memory go at the link's rate. kCapacity where so much cannot be
   // pinned.
   virtual Result<std::unique_ptr<HostRegistration>> Register(std::span<std::byte> memory) = 0;

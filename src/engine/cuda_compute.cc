@@ -126,14 +126,18 @@ Result<void> Told(const Refusal& refusal, uint32_t layer, uint32_t top_k) {
 // A layer's slots as calls on the device read them.
 struct Table {
   bool prepared = false;
-  std::vector<ExpertSlot> slots;
-  DeviceBytes memory;
+  bool published = false;         // the device knows the parts; before it refuses every expert
+  uint64_t offset = 0;            // in memory of the device
+  std::vector<ExpertSlot> slots;  // as they are there
   std::map<uint32_t, DeviceBytes> fp4;  // by expert
 };
 
 class CudaCompute final : public DeviceCompute {
  public:
-  CudaCompute(const CudaHandles& cuda, size_t layer_count) : cuda_(cuda), tables_(layer_count) {}
+  CudaCompute(const CudaHandles& cuda, std::span<const uint32_t> expert_counts)
+      : cuda_(cuda), tables_(expert_counts.size()) {
+    for (size_t i = 0; i < tables_.size(); ++i) tables_[i].slots.resize(expert_counts[i]);
+  }
   ~CudaCompute() override {
     const CurrentContext current(*cuda_.driver, cuda_.context);
     // On streams of callers calls may still read the planes, which are given back after this.
@@ -145,7 +149,7 @@ class CudaCompute final : public DeviceCompute {
 
   Result<void> Open();
   Result<void> Forward(const MoeCall& call, std::span<const HostFp4> fp4) override;
-  Result<void> Prepare(const BootedLayer& layer, uint32_t expert_count) override;
+  Result<void> Prepare(const BootedLayer& layer) override;
   Result<void> Enqueue(const BootedLayer& layer, uint32_t expert_count,
                        const Activation& activation, const DeviceMoeRequest& request) override;
   Result<void> TakeRefusal(uint32_t layer) override;
@@ -174,6 +178,7 @@ class CudaCompute final : public DeviceCompute {
   std::unique_ptr<CudaMoe> moe_;
   CUstream stream_ = nullptr;
   DeviceBytes refusals_;  // by layer
+  DeviceBytes slots_;     // of all layers: their tables
   std::atomic<bool> enqueued_ = false;
 
   std::mutex call_mutex_;  // guards what follows: one call on host arrays at a time
@@ -190,11 +195,14 @@ Result<void> CudaCompute::Open() {
     return Fail(Status::System("this build has no kernels of the experts for this GPU")
                     .Advice("build hotplane for its architecture, or boot with the device "
                             "\"cpu\""));
-  HP_CUDA_TRY(*cuda_.driver, "cannot create a CUDA stream",
-              cuda_.driver->cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+  HP_ASSIGN(stream_, NewCudaStream(*cuda_.driver));
   const uint64_t bytes = std::max<size_t>(tables_.size(), 1) * kRefusalStride;
   HP_TRY(refusals_.Allocate(cuda_, bytes, "refusals"));
-  return Clear(refusals_.data(), bytes);
+  HP_TRY(Clear(refusals_.data(), bytes));
+  Places places;
+  for (Table& table : tables_) table.offset = places.Take(table.slots.size() * sizeof(ExpertSlot));
+  HP_TRY(slots_.Allocate(cuda_, std::max(places.bytes(), kAlign), "the tables of experts"));
+  return Clear(slots_.data(), slots_.bytes());
 }
 
 Result<void> CudaCompute::Upload(std::byte* to, const void* from, uint64_t bytes) const {
@@ -333,23 +341,20 @@ Result<void> CudaCompute::RunPiece(const MoeCall& call, size_t first, size_t cou
   return {};
 }
 
-Result<void> CudaCompute::Prepare(const BootedLayer& layer, uint32_t expert_count) {
+Result<void> CudaCompute::Prepare(const BootedLayer& layer) {
   const std::lock_guard lock(mutex_);
   Table& table = tables_.at(layer.ordinal);
-  if (table.prepared) return {};
-  table.slots.assign(expert_count, ExpertSlot{});
-  const size_t booted = layer.geometry.experts;
-  for (size_t i = 0; i < booted; ++i) {
-    ExpertWeights expert;
-    SetBase(layer, i, &expert);
-    table.slots[layer.first_expert + i] = SlotOf(expert);
+  if (!table.published && !layer.planes13.empty()) {
+    for (size_t i = 0; i < layer.geometry.experts; ++i) {
+      ExpertWeights expert;
+      SetBase(layer, i, &expert);
+      table.slots.at(layer.first_expert + i) = SlotOf(expert);
+    }
+    const CurrentContext current(*cuda_.driver, cuda_.context);
+    HP_TRY(Settle(Upload(slots_.data() + table.offset, table.slots.data(),
+                         table.slots.size() * sizeof(ExpertSlot))));
+    table.published = true;
   }
-  const CurrentContext current(*cuda_.driver, cuda_.context);
-  const uint64_t bytes = expert_count * sizeof(ExpertSlot);
-  DeviceBytes memory;
-  HP_TRY(memory.Allocate(cuda_, bytes, "the table of a layer's experts"));
-  HP_TRY(Settle(Upload(memory.data(), table.slots.data(), bytes)));
-  table.memory = std::move(memory);
   table.prepared = true;
   return {};
 }
@@ -367,7 +372,7 @@ Result<void> CudaCompute::Enqueue(const BootedLayer& layer, uint32_t expert_coun
     if (!table.prepared)
       return Fail(Status::Usage(Text("layer {} is not prepared", layer.ordinal))
                       .Advice("ask for the bytes of its workspace first"));
-    call.slots = reinterpret_cast<const ExpertSlot*>(table.memory.data());
+    call.slots = reinterpret_cast<const ExpertSlot*>(slots_.data() + table.offset);
   }
   call.geometry = layer.geometry;
   call.geometry.experts = expert_count;
@@ -398,18 +403,25 @@ Result<void> CudaCompute::TakeRefusal(uint32_t layer) {
   return Told(refusal, layer, 0);
 }
 
+// Without the mutex where memory is allocated: that may wait for streams which wait for layers, and
+// these are published with it.
 Result<void> CudaCompute::LoadFp4(uint32_t layer, const HostFp4& record) {
-  const std::lock_guard lock(mutex_);
-  Table& table = tables_.at(layer);
-  HP_CHECK(table.prepared && record.expert < table.slots.size());
-  if (table.fp4.count(record.expert) != 0) return {};
+  if (Resident(layer, record.expert).encoding != Encoding::kInvalid) return {};
   const CurrentContext current(*cuda_.driver, cuda_.context);
   DeviceBytes memory;
+  ExpertSlot fp4 = {};
+  HP_TRY(Settle(UploadFp4(record, &memory, &fp4)));
+  const std::lock_guard lock(mutex_);
+  Table& table = tables_.at(layer);
+  HP_CHECK(table.published && record.expert < table.slots.size());
   ExpertSlot slot = table.slots[record.expert];
-  HP_TRY(Settle(UploadFp4(record, &memory, &slot)));
-  HP_TRY(Settle(Upload(table.memory.data() + record.expert * sizeof slot, &slot, sizeof slot)));
+  slot.fp13 = fp4.fp13;
+  slot.fp2 = fp4.fp2;
+  slot.fp_quintals = fp4.fp_quintals;
+  HP_TRY(Settle(
+      Upload(slots_.data() + table.offset + record.expert * sizeof slot, &slot, sizeof slot)));
   table.slots[record.expert] = slot;
-  table.fp4.emplace(record.expert, std::move(memory));
+  table.fp4.insert_or_assign(record.expert, std::move(memory));
   return {};
 }
 
@@ -425,8 +437,9 @@ ResidentFp4 CudaCompute::Resident(uint32_t layer, uint32_t expert) const {
 
 }  // namespace
 
-Result<std::unique_ptr<DeviceCompute>> NewDeviceCompute(Device& device, size_t layer_count) {
-  auto compute = std::make_unique<CudaCompute>(device.cuda(), layer_count);
+Result<std::unique_ptr<DeviceCompute>> NewDeviceCompute(Device& device,
+                                                        std::span<const uint32_t> expert_counts) {
+  auto compute = std::make_unique<CudaCompute>(device.cuda(), expert_counts);
   HP_TRY(compute->Open());
   return std::unique_ptr<DeviceCompute>(std::move(compute));
 }

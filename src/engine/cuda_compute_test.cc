@@ -407,5 +407,186 @@ TEST_F(CudaComputeTest, ManyTokensAreThoseOfSmallCalls) {
     ASSERT_NEAR(y[i], y_[i % y_.size()], largest * 0x1p-6f) << i;
 }
 
+// Streams that wait for layers of a boot, with what they compute of them enqueued behind.
+class CudaStreamWaits : public CudaComputeTest {
+ protected:
+  static constexpr size_t kStreams = 5;
+
+  // A store of two layers, what is expected of each, and an engine that has not booted.
+  void OpenOnly() {
+    ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase}));
+    for (const uint32_t layer : {0u, 1u}) expected_.push_back(Run(Place(layer)));
+    EngineOptions options;
+    options.store_directory = directory_.path() + "/store-" + std::to_string(stores_);
+    options.worker_count = 2;
+    options.device.cuda = true;
+    options.device_options.ring_bytes = 16 * kMiB;
+    options.device_options.thread_count = 2;
+    engine_ = Engine::Open(PosixEnv(), options).value();
+    ASSERT_TRUE(engine_->Plan());
+    for (size_t i = 0; i < kStreams; ++i) {
+      CUstream stream = nullptr;
+      ASSERT_EQ(gpu_->driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+      streams_.push_back(stream);
+    }
+    for (const uint32_t layer : {0u, 1u})
+      for (size_t i = 0; i < kStreams; ++i) calls_[layer].push_back(Place(layer));
+  }
+  void TearDown() override {
+    engine_ = nullptr;
+    for (CUstream stream : streams_) (void)gpu_->driver.cuStreamDestroy(stream);
+  }
+  void Enqueue(uint32_t layer, bool waits = true) {
+    for (size_t i = 0; i < kStreams; ++i) {
+      if (waits) {
+        const auto waiting = engine_->StreamWaitLayer(layer, streams_[i]);
+        ASSERT_TRUE(waiting) << waiting.error().ToString();
+      }
+      calls_[layer][i].request.stream = streams_[i];
+      const auto enqueued = engine_->MoeForwardOnDevice(calls_[layer][i].request);
+      ASSERT_TRUE(enqueued) << enqueued.error().ToString();
+    }
+  }
+  bool StreamsWait() const {
+    for (CUstream stream : streams_) {
+      CUevent event = nullptr;
+      EXPECT_EQ(gpu_->driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+      EXPECT_EQ(gpu_->driver.cuEventRecord(event, stream), CUDA_SUCCESS);
+      CUresult passed = CUDA_ERROR_NOT_READY;
+      for (int again = 0; again < 20 && passed == CUDA_ERROR_NOT_READY; ++again)
+        passed = gpu_->driver.cuEventQuery(event);
+      EXPECT_EQ(gpu_->driver.cuEventDestroy(event), CUDA_SUCCESS);
+      if (passed != CUDA_ERROR_NOT_READY) return false;
+    }
+    return true;
+  }
+  void FinishStreams() {
+    for (CUstream stream : streams_)
+      ASSERT_EQ(gpu_->driver.cuStreamSynchronize(stream), CUDA_SUCCESS);
+  }
+  std::vector<float> ResultOf(uint32_t layer, size_t stream) {
+    std::vector<float> y;
+    for (const uint16_t v : calls_[layer][stream].y.Download<uint16_t>()) y.push_back(FromBf16(v));
+    return y;
+  }
+  void ExpectComputed(uint32_t layer) {
+    for (size_t i = 0; i < kStreams; ++i) EXPECT_EQ(ResultOf(layer, i), expected_[layer]) << i;
+    const auto refused = engine_->TakeMoeRefusal(layer);
+    EXPECT_TRUE(refused) << refused.error().ToString();
+  }
+  void ExpectNothingComputed(uint32_t layer) {
+    for (size_t i = 0; i < kStreams; ++i)
+      for (const float v : ResultOf(layer, i)) ASSERT_TRUE(std::isnan(v)) << i;
+  }
+
+  std::vector<std::vector<float>> expected_;  // by layer
+  std::vector<CUstream> streams_;
+  std::vector<OnDevice> calls_[2];  // by layer and stream
+};
+
+TEST_F(CudaStreamWaits, LayersAreComputedAsTheyArePublished) {
+  ASSERT_NO_FATAL_FAILURE(OpenOnly());
+  ASSERT_NO_FATAL_FAILURE(Enqueue(0));
+  ASSERT_NO_FATAL_FAILURE(Enqueue(1));
+  EXPECT_TRUE(StreamsWait());
+  size_t published = 0;
+  const auto booted = engine_->Boot([&](const BootedLayer& layer) {
+    // The first ones end while the last layer is held up, by this call.
+    EXPECT_EQ(layer.ordinal, published++);
+    if (layer.ordinal == 0) {
+      EXPECT_TRUE(StreamsWait());
+    }
+  });
+  ASSERT_TRUE(booted) << booted.error().ToString();
+  ASSERT_EQ(published, 2u);
+  ASSERT_NO_FATAL_FAILURE(FinishStreams());
+  ExpectComputed(0);
+  ExpectComputed(1);
+  // After the publication there is nothing to wait for.
+  for (OnDevice& call : calls_[1]) Clear(call.y.address(), call.y.bytes());
+  ASSERT_NO_FATAL_FAILURE(Enqueue(1));
+  ASSERT_NO_FATAL_FAILURE(FinishStreams());
+  ExpectComputed(1);
+}
+
+TEST_F(CudaStreamWaits, TheFirstLayerIsUsedWhileTheBootGoesOn) {
+  ASSERT_NO_FATAL_FAILURE(OpenOnly());
+  ASSERT_NO_FATAL_FAILURE(Enqueue(0));
+  const auto booted = engine_->Boot([&](const BootedLayer& layer) {
+    if (layer.ordinal != 0) return;
+    FinishStreams();
+    ExpectComputed(0);
+    // For the next one, from within the boot.
+    Enqueue(1);
+    EXPECT_TRUE(StreamsWait());
+  });
+  ASSERT_TRUE(booted) << booted.error().ToString();
+  ASSERT_NO_FATAL_FAILURE(FinishStreams());
+  ExpectComputed(1);
+}
+
+TEST_F(CudaStreamWaits, AfterAFailedBootStreamsGoOnWithoutTheLayer) {
+  ASSERT_NO_FATAL_FAILURE(OpenOnly());
+  std::string file;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_.path()))
+    if (entry.path().filename() == "layer-0001.base") file = entry.path();
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(-4000, std::ios::end);
+  stream << "damaged";
+  stream.close();
+  ASSERT_NO_FATAL_FAILURE(Enqueue(0));
+  ASSERT_NO_FATAL_FAILURE(Enqueue(1));
+  const auto booted = engine_->Boot({});
+  ExpectFailure(booted, StatusCode::kData, file);
+  ASSERT_NO_FATAL_FAILURE(FinishStreams());
+  ExpectComputed(0);
+  ExpectNothingComputed(1);
+  ExpectFailure(engine_->TakeMoeRefusal(1), StatusCode::kData, file);
+  ExpectFailure(engine_->StreamWaitLayer(1, streams_[0]), StatusCode::kData, file);
+  EXPECT_TRUE(engine_->StreamWaitLayer(0, streams_[0]));
+  // Whoever does not wait gets nothing either.
+  for (OnDevice& call : calls_[1]) Clear(call.y.address(), call.y.bytes());
+  ASSERT_NO_FATAL_FAILURE(Enqueue(1, /*waits=*/false));
+  ASSERT_NO_FATAL_FAILURE(FinishStreams());
+  ExpectNothingComputed(1);
+}
+
+TEST_F(CudaStreamWaits, WithoutAWaitNothingIsComputedBeforeThePublication) {
+  ASSERT_NO_FATAL_FAILURE(OpenOnly());
+  ASSERT_NO_FATAL_FAILURE(Enqueue(1, /*waits=*/false));
+  ASSERT_NO_FATAL_FAILURE(FinishStreams());
+  ExpectNothingComputed(1);
+  ExpectFailure(engine_->TakeMoeRefusal(1), StatusCode::kUsage, "before it was published");
+  ASSERT_TRUE(engine_->Boot({}));
+  ASSERT_NO_FATAL_FAILURE(Enqueue(1, /*waits=*/false));
+  ASSERT_NO_FATAL_FAILURE(FinishStreams());
+  ExpectComputed(1);
+}
+
+TEST_F(CudaStreamWaits, AnEngineThatEndsLetsItsStreamsGo) {
+  ASSERT_NO_FATAL_FAILURE(OpenOnly());
+  ASSERT_NO_FATAL_FAILURE(Enqueue(0));
+  ASSERT_NO_FATAL_FAILURE(Enqueue(1));
+  EXPECT_TRUE(StreamsWait());
+  engine_ = nullptr;
+  ASSERT_NO_FATAL_FAILURE(FinishStreams());
+  ExpectNothingComputed(0);
+  ExpectNothingComputed(1);
+}
+
+TEST_F(CudaStreamWaits, LayersThatDoNotComeAreRefused) {
+  ASSERT_NO_FATAL_FAILURE(OpenOnly());
+  ExpectFailure(engine_->StreamWaitLayer(2, streams_[0]), StatusCode::kUsage, "layer 2");
+  EngineOptions options;
+  options.store_directory = directory_.path() + "/store-" + std::to_string(stores_);
+  options.device.cuda = true;
+  options.boot.layers = "0";
+  const auto engine = Engine::Open(PosixEnv(), options).value();
+  EXPECT_TRUE(engine->StreamWaitLayer(1, streams_[0])) << "not planned yet";
+  ASSERT_TRUE(engine->Boot({}));
+  EXPECT_EQ(gpu_->driver.cuStreamSynchronize(streams_[0]), CUDA_SUCCESS);
+  ExpectFailure(engine->StreamWaitLayer(1, streams_[0]), StatusCode::kUsage, "layer 1");
+}
+
 }  // namespace
 }  // namespace hotplane

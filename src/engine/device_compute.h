@@ -63,9 +63,10 @@ class DeviceCompute {
   // are copied. Calls take turns, and return when y is there. kData for quintals without codes.
   virtual Result<void> Forward(const MoeCall& call, std::span<const HostFp4> fp4) = 0;
 
-  // Makes what Enqueue needs of the layer, so that Enqueue itself allocates nothing and waits for
-  // nothing. More than once is fine.
-  virtual Result<void> Prepare(const BootedLayer& layer, uint32_t expert_count) = 0;
+  // Makes the layer ready for Enqueue. A published one has parts, and its slots are told to the
+  // device; of another the device computes no expert until this is called again with its parts.
+  // Allocates nothing, and waits for no stream of a caller. More than once is fine.
+  virtual Result<void> Prepare(const BootedLayer& layer) = 0;
   // Enqueues the call on its stream; may be captured in a graph. What it cannot compute becomes
   // NaN and is told by TakeRefusal. REQUIRES Prepare.
   virtual Result<void> Enqueue(const BootedLayer& layer, uint32_t expert_count,
@@ -74,14 +75,16 @@ class DeviceCompute {
   // naming an expert, kUsage for an id that is none.
   virtual Result<void> TakeRefusal(uint32_t layer) = 0;
 
-  // Copies an expert's FP4 into device memory, where it stays. REQUIRES Prepare, and that no
-  // Enqueue of this layer is on its way or made meanwhile. kCapacity where the memory is not there.
+  // Copies an expert's FP4 into device memory, where it stays. REQUIRES Prepare with its parts, and
+  // that no Enqueue of this layer is on its way or made meanwhile. kCapacity where the memory is
+  // not there.
   virtual Result<void> LoadFp4(uint32_t layer, const HostFp4& record) = 0;
   virtual ResidentFp4 Resident(uint32_t layer, uint32_t expert) const = 0;
 };
 
-// kSystem where this build has no kernels for the device.
-Result<std::unique_ptr<DeviceCompute>> NewDeviceCompute(Device& device, size_t layer_count);
+// `expert_counts`: of the model's layers. kSystem where this build has no kernels for the device.
+Result<std::unique_ptr<DeviceCompute>> NewDeviceCompute(Device& device,
+                                                        std::span<const uint32_t> expert_counts);
 uint64_t DeviceWorkspaceBytes(const LayerGeometry& geometry, uint32_t tokens, uint32_t top_k);
 
 }  // namespace hotplane

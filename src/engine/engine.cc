@@ -32,7 +32,13 @@ double SecondsSince(Clock::time_point start) {
 
 }  // namespace
 
-Engine::~Engine() = default;
+// Before anything is given back: its end may wait for streams that wait for layers.
+Engine::~Engine() { OpenGates(); }
+
+void Engine::OpenGates() {
+  for (size_t gate = 0; gates_ != nullptr && gate < manifest_.layers.size(); ++gate)
+    gates_->Open(gate);
+}
 
 Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& options) {
   if (options.boot.map && options.base_residency == Residency::kDevice)
@@ -55,6 +61,9 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
                       .Advice("leave --zero-mode out, or `hotplane build` with it first"));
   }
   engine->generation_id_ = GenerationOf(engine->manifest_.identity);
+  if (engine->device_ != nullptr) {
+    HP_ASSIGN(engine->gates_, engine->device_->NewGates(engine->manifest_.layers.size()));
+  }
   if (engine->generation_ != nullptr) {
     engine->options_.records.worker_count = options.worker_count;
     uint64_t& cache_bytes = engine->options_.records.delta_cache_bytes;
@@ -280,9 +289,27 @@ Result<void> Engine::Plan() {
   TellWhatStaysOnTheHost();
   std::lock_guard lock(mutex_);
   layers_.reserve(bases_.size());
+  for (const PlanEntry* entry : bases_) promised_.emplace(entry->layer, Promise(*entry));
+  planned_ = true;
+  published_.notify_all();
   report_.bytes_metadata = probe.bytes_metadata;
   report_.seconds_plan = SecondsSince(start);
   return {};
+}
+
+BootedLayer Engine::Promise(const PlanEntry& entry) const {
+  const ManifestLayer& of_model = manifest_.layers[entry.layer];
+  BootedLayer layer;
+  layer.ordinal = entry.layer;
+  layer.model_index = of_model.model_index;
+  layer.geometry = of_model.geometry.OfShard(manifest_.identity.shard_world);
+  if (options_.experts) {
+    layer.first_expert = options_.experts->begin;
+    layer.geometry.experts = options_.experts->end - options_.experts->begin;
+  }
+  if (device_ != nullptr && entry.residency == Residency::kDevice)
+    layer.device = device_->ordinal();
+  return layer;
 }
 
 // Of bases that go where there is room: who expected all of them on the device reads it here.
@@ -335,11 +362,16 @@ Result<void> Engine::Boot(const LayerReady& on_layer_ready) {
   const double planned_seconds = plan_ ? report_.seconds_plan : 0;
   const auto start = Clock::now();
   const Result<void> booted = [&]() -> Result<void> {
-    if (!plan_) HP_TRY(Plan());
-    HP_TRY(StartBuilds());
-    HP_TRY(BootBases());
-    if (cold_ != nullptr && cold_->started()) HP_TRY(cold_->queue().Finish());
-    return PinDelta();
+    try {
+      if (!plan_) HP_TRY(Plan());
+      HP_TRY(StartBuilds());
+      HP_TRY(BootBases());
+      if (cold_ != nullptr && cold_->started()) HP_TRY(cold_->queue().Finish());
+      return PinDelta();
+    } catch (const std::bad_alloc&) {
+      // An end for those that wait too.
+      return Fail(Status::Capacity("out of memory"));
+    }
   }();
   on_layer_ready_ = nullptr;
   {
@@ -354,6 +386,7 @@ Result<void> Engine::Boot(const LayerReady& on_layer_ready) {
     report_.seconds = planned_seconds + SecondsSince(start);
   }
   published_.notify_all();
+  OpenGates();
   HP_TRY(booted);
   if (options_.measure_limit) MeasureLimit();
   return {};
@@ -451,6 +484,7 @@ Result<void> Engine::RunSession(size_t begin, size_t end) {
   if (building) options.progress = nullptr;
   HP_ASSIGN(std::unique_ptr<BootSession> session, BootSession::Open(*generation_, options));
   const double start_seconds = seconds_since_boot_began_;
+  Result<void> told;
   const Result<void> ran = session->Run([&](const BootedLayer& layer) {
     if (building && options_.boot.progress != nullptr)
       options_.boot.progress->Add(bases_[layers_.size()]->bytes_store);
@@ -458,20 +492,29 @@ Result<void> Engine::RunSession(size_t begin, size_t end) {
     if (layer.device < 0 && !options.map && options.verify && !options.experts)
       records_->reader().SetResident(layer.ordinal,
                                      {layer.planes13, layer.sc13, layer.planes2, layer.sc2});
-    Publish(layer);
+    Result<void> published = Publish(layer);
+    if (told) told = std::move(published);
   });
   AddReport(*session, start_seconds, begin);
   sessions_.push_back(std::move(session));
-  return ran;
+  HP_TRY(ran);
+  return told;
 }
 
-void Engine::Publish(const BootedLayer& layer) {
+// A layer that the device could not be told of is published, and its stream waits on: until the
+// boot ends with that failure.
+Result<void> Engine::Publish(const BootedLayer& layer) {
+  Result<void> told;
   {
+    // Together: whoever makes the layer ready on the device finds it published, or is found here.
     std::lock_guard lock(mutex_);
+    if (compute_ != nullptr) told = compute_->Publish(layer);
     layers_.push_back(layer);
   }
   published_.notify_all();
+  if (gates_ != nullptr && told) gates_->Open(layer.ordinal);
   if (on_layer_ready_ != nullptr && *on_layer_ready_) (*on_layer_ready_)(layer);
+  return told;
 }
 
 // What a failed session read of layers that it did not publish is read again by the next one.
@@ -546,6 +589,38 @@ Result<const BootedLayer*> Engine::WaitLayer(uint32_t ordinal) {
   return Fail(Status::Usage(Text("layer {} is not among those that this boot publishes", ordinal)));
 }
 
+void Engine::WaitPlan() {
+  std::unique_lock lock(mutex_);
+  published_.wait(lock, [this] { return planned_ || ended_; });
+}
+
+Result<void> Engine::StreamWaitLayer(uint32_t ordinal, void* stream) {
+  if (gates_ == nullptr)
+    return Fail(Status::Usage("streams wait for layers of engines with a device")
+                    .Advice("boot with the device \"cuda\""));
+  const Status unknown =
+      Status::Usage(Text("layer {} is not among those that this boot publishes", ordinal));
+  {
+    const std::lock_guard lock(mutex_);
+    if (ordinal >= manifest_.layers.size() || (planned_ && promised_.count(ordinal) == 0))
+      return Fail(unknown);
+    const bool published = std::any_of(layers_.begin(), layers_.end(),
+                                       [&](const auto& layer) { return layer.ordinal == ordinal; });
+    if (ended_ && !published) return Fail(failure_ ? *failure_ : unknown);
+  }
+  return gates_->Enqueue(ordinal, stream);
+}
+
+// Promised: a layer without its parts, which the boot is going to publish, or has failed to.
+Result<BootedLayer> Engine::PublishedOrPromised(uint32_t ordinal) {
+  const Result<const BootedLayer*> published = PublishedLayer(ordinal);
+  if (published) return **published;
+  const std::lock_guard lock(mutex_);
+  const auto promised = promised_.find(ordinal);
+  if (promised == promised_.end()) return Fail(published.error());
+  return promised->second;
+}
+
 Result<const BootedLayer*> Engine::PublishedLayer(uint32_t ordinal) {
   const std::lock_guard lock(mutex_);
   for (const BootedLayer& published : layers_)
@@ -561,18 +636,29 @@ Result<void> Engine::MoeForward(const MoeRequest& request) {
 }
 
 Result<uint64_t> Engine::MoeWorkspaceBytes(uint32_t layer, uint32_t tokens, uint32_t top_k) {
-  HP_ASSIGN(const BootedLayer* const published, PublishedLayer(layer));
-  return compute_->PrepareOnDevice(*published, tokens, top_k);
+  HP_ASSIGN(const BootedLayer found, PublishedOrPromised(layer));
+  HP_ASSIGN(const uint64_t bytes, compute_->PrepareOnDevice(found, tokens, top_k));
+  if (!found.planes13.empty()) return bytes;
+  // It may have been published before there was anything to tell of it.
+  const Result<const BootedLayer*> published = PublishedLayer(layer);
+  if (published) HP_TRY(compute_->Publish(**published));
+  return bytes;
 }
 
 Result<void> Engine::MoeForwardOnDevice(const DeviceMoeRequest& request) {
-  HP_ASSIGN(const BootedLayer* const layer, PublishedLayer(request.layer));
-  return compute_->ForwardOnDevice(*layer, manifest_.activation, request);
+  HP_ASSIGN(const BootedLayer layer, PublishedOrPromised(request.layer));
+  return compute_->ForwardOnDevice(layer, manifest_.activation, request);
 }
 
 Result<void> Engine::TakeMoeRefusal(uint32_t layer) {
-  HP_ASSIGN(const BootedLayer* const published, PublishedLayer(layer));
-  return compute_->TakeRefusal(*published);
+  HP_ASSIGN(const BootedLayer found, PublishedOrPromised(layer));
+  const Result<void> refused = compute_->TakeRefusal(found);
+  if (refused || !found.planes13.empty()) return refused;
+  const std::lock_guard lock(mutex_);
+  if (failure_) return Fail(*failure_);
+  return Fail(Status::Usage(Text("layer {} was used before it was published", layer))
+                  .Found(refused.error().found())
+                  .Advice("let the stream wait for the layer before"));
 }
 
 Result<void> Engine::LoadFp4OnDevice(uint32_t layer, std::span<const uint32_t> experts) {

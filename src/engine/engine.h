@@ -6,6 +6,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -76,6 +77,16 @@ class Engine {
   // this boot does not publish. The pointer is valid until the engine is destroyed.
   Result<const BootedLayer*> WaitLayer(uint32_t ordinal);
 
+  // What is enqueued on `stream` (a CUstream of the engine's device; null: its default stream)
+  // after this call runs once Boot has published the layer; the host does not wait. From any
+  // thread, at any time, also before Boot. When the boot fails, or the engine is destroyed, the
+  // stream goes on: what it computes of a layer that is not published is refused, as
+  // TakeMoeRefusal tells. kUsage without a device, for a layer that this boot does not publish, and
+  // for a stream that is being captured; the boot's failure once it has failed.
+  Result<void> StreamWaitLayer(uint32_t ordinal, void* stream);
+  // Blocks until the boot that another thread runs has planned, or ended.
+  void WaitPlan();
+
   // kUsage for a layer that is not published; waits for nothing.
   Result<const BootedLayer*> PublishedLayer(uint32_t ordinal);
 
@@ -118,11 +129,14 @@ class Engine {
   Result<void> MoeForward(const MoeRequest& request);
   // The same on arrays in the memory of the layer's device, enqueued on the caller's stream,
   // without a wait: DeviceMoeRequest. First the bytes of its workspace; that also makes the layer
-  // ready, and may neither be captured in a graph nor run beside a capture.
+  // ready, and may neither be captured in a graph nor run beside a capture. Both also for a layer
+  // that the boot, which has planned, is going to publish on its device: what runs before that is
+  // refused, so let the stream wait for the layer.
   Result<uint64_t> MoeWorkspaceBytes(uint32_t layer, uint32_t tokens, uint32_t top_k);
   Result<void> MoeForwardOnDevice(const DeviceMoeRequest& request);
   // What these calls of the layer could not compute since this was last asked; waits for nothing:
-  // the caller has waited for its stream.
+  // the caller has waited for its stream. Of a layer that a failed boot did not publish, that
+  // failure.
   Result<void> TakeMoeRefusal(uint32_t layer);
   // Copies the FP4 of experts to the layer's device, for good; experts that are there stay.
   // REQUIRES that no MoeForwardOnDevice of this layer is on its way. kData as ReadDelta; kCapacity
@@ -152,7 +166,10 @@ class Engine {
   size_t SegmentEnd(size_t begin) const;
   Result<void> BootSegment(size_t begin, size_t end);
   Result<void> RunSession(size_t begin, size_t end);
-  void Publish(const BootedLayer& layer);
+  Result<void> Publish(const BootedLayer& layer);
+  BootedLayer Promise(const PlanEntry& entry) const;
+  Result<BootedLayer> PublishedOrPromised(uint32_t ordinal);
+  void OpenGates();
   void AddReport(const BootSession& session, double start_seconds, size_t published_before);
   Result<void> Recover(const Status& error);
   void Warn(std::string warning);
@@ -175,10 +192,13 @@ class Engine {
   std::vector<std::unique_ptr<BootSession>> sessions_;
   const LayerReady* on_layer_ready_ = nullptr;
   double seconds_since_boot_began_ = 0;
+  std::unique_ptr<StreamGates> gates_;  // by ordinal, for consumers' streams; null without a device
 
   std::mutex mutex_;  // guards what follows while Boot runs
   std::condition_variable published_;
   std::vector<BootedLayer> layers_;  // reserved up front, so that spans of it stay valid
+  bool planned_ = false;
+  std::map<uint32_t, BootedLayer> promised_;  // by ordinal, without their parts; written once
   std::optional<Status> failure_;
   bool ended_ = false;
   BootReport report_;

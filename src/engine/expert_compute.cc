@@ -68,7 +68,11 @@ Result<DeviceCompute*> ExpertCompute::OnDevice(const BootedLayer& layer) {
   if (layer.device < 0 || device_ == nullptr) return Fail(NotOnADevice(layer));
   const std::lock_guard lock(mutex_);
   if (on_device_ == nullptr) {
-    HP_ASSIGN(on_device_, NewDeviceCompute(*device_, records_.reader().layer_count()));
+    std::vector<uint32_t> expert_counts(records_.reader().layer_count());
+    for (uint32_t i = 0; i < expert_counts.size(); ++i)
+      expert_counts[i] = records_.reader().geometry(i).experts;
+    HP_ASSIGN(on_device_, NewDeviceCompute(*device_, expert_counts));
+    opened_ = on_device_.get();
     Log(LogLevel::kInfo, "experts of layers on {} are computed there", device_->name());
   }
   return on_device_.get();
@@ -165,7 +169,7 @@ Result<void> ExpertCompute::Forward(const BootedLayer& layer, const Activation& 
 Result<uint64_t> ExpertCompute::PrepareOnDevice(const BootedLayer& layer, uint32_t tokens,
                                                 uint32_t top_k) {
   HP_ASSIGN(DeviceCompute* const on_device, OnDevice(layer));
-  HP_TRY(on_device->Prepare(layer, ExpertCount(layer)));
+  HP_TRY(on_device->Prepare(layer));
   // Calls name any expert of the model, also those that were not booted.
   LayerGeometry geometry = layer.geometry;
   geometry.experts = ExpertCount(layer);
@@ -176,6 +180,12 @@ Result<void> ExpertCompute::ForwardOnDevice(const BootedLayer& layer, const Acti
                                             const DeviceMoeRequest& request) {
   HP_ASSIGN(DeviceCompute* const on_device, OnDevice(layer));
   return on_device->Enqueue(layer, ExpertCount(layer), activation, request);
+}
+
+Result<void> ExpertCompute::Publish(const BootedLayer& layer) {
+  DeviceCompute* const on_device = opened_;
+  if (on_device == nullptr || layer.device < 0) return {};
+  return on_device->Prepare(layer);
 }
 
 Result<void> ExpertCompute::TakeRefusal(const BootedLayer& layer) {
@@ -191,7 +201,7 @@ Result<void> ExpertCompute::LoadFp4(const BootedLayer& layer, std::span<const ui
       return Fail(Status::Usage(Text("layer {}: expert {} was not booted", layer.ordinal, expert))
                       .Expected(Text("experts {} to {}", layer.first_expert,
                                      layer.first_expert + booted - 1)));
-  HP_TRY(on_device->Prepare(layer, ExpertCount(layer)));
+  HP_TRY(on_device->Prepare(layer));
   std::vector<uint32_t> absent;
   for (const uint32_t expert : experts)
     if (on_device->Resident(layer.ordinal, expert).encoding == Encoding::kInvalid)

@@ -1,6 +1,7 @@
 // The operator over a booted layer: which weights a call needs, and where they are.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -54,11 +55,15 @@ class ExpertCompute {
   Result<void> Forward(const BootedLayer& layer, const Activation& activation,
                        const MoeRequest& request);
 
-  // Of layers that live on a device, else kUsage. What they do is said in device_compute.h; the
-  // first one makes the layer ready for ForwardOnDevice, and may take a second.
+  // Of layers that live on a device, or will, else kUsage. What they do is said in
+  // device_compute.h; the first one makes the layer ready for ForwardOnDevice, and may take a
+  // second. A layer without parts is not published yet.
   Result<uint64_t> PrepareOnDevice(const BootedLayer& layer, uint32_t tokens, uint32_t top_k);
   Result<void> ForwardOnDevice(const BootedLayer& layer, const Activation& activation,
                                const DeviceMoeRequest& request);
+  // To be called for each layer before anybody uses it: those that were made ready before get their
+  // parts.
+  Result<void> Publish(const BootedLayer& layer);
   Result<void> TakeRefusal(const BootedLayer& layer);
   // Reads the experts' records, through the cache, and leaves them on the device.
   Result<void> LoadFp4(const BootedLayer& layer, std::span<const uint32_t> experts);
@@ -87,6 +92,9 @@ class ExpertCompute {
   const MoeKernels* kernels_ = nullptr;
   std::unique_ptr<WorkerPool> pool_;  // its own: a boot holds the engine's until it has landed
   std::unique_ptr<DeviceCompute> on_device_;
+  // on_device_, once it is open: for the boot, which may not wait for the mutex, as its holder may
+  // wait for streams that wait for the boot.
+  std::atomic<DeviceCompute*> opened_ = nullptr;
 };
 
 }  // namespace hotplane

@@ -3,7 +3,7 @@
 
 namespace hotplane {
 
-Result<std::unique_ptr<DeviceCompute>> NewDeviceCompute(Device&, size_t) {
+Result<std::unique_ptr<DeviceCompute>> NewDeviceCompute(Device&, std::span<const uint32_t>) {
   return Fail(Status::System("this build computes no experts on a device")
                   .Advice("build where `nvcc` is found, with -DHOTPLANE_CUDA=ON"));
 }

@@ -113,6 +113,22 @@ class Device(WithStore):
         other.join()
         self.assertEqual((alone, found[0].values()), ([True], expected))
 
+    def test_streams_wait_for_layers_of_a_boot_that_runs(self):
+        expected = self.on_device().values()
+        with hotplane.open(self.store_path) as store, store.boot(GPU, wait=False) as engine:
+            for stream in (None, 0):
+                engine.stream_wait_layer(1, stream)
+            y = engine.moe_forward(1, self.x, self.ids, self.weights)
+            self.assertEqual(y.values(), expected)
+            engine.moe_refusal(1)
+            for layer, stream in ((99, None), (1, "stream")):
+                with self.assertRaises(hotplane.UsageError):
+                    engine.stream_wait_layer(layer, stream)
+            engine.wait()
+            engine.stream_wait_layer(1)
+        with hotplane.boot(self.store_path) as cpu, self.assertRaises(hotplane.UsageError):
+            cpu.stream_wait_layer(1)
+
     def test_wrong_use(self):
         wrong = torch.tensor([EXPERTS] * (5 * self.top_k), torch.int32, GPU, self.ids.shape)
         y = self.engine.moe_forward(1, self.x, wrong, self.weights).values()

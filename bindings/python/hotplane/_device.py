@@ -153,6 +153,22 @@ def forward(handle: Handle, place: Place, x: Any, ids: Any, weights: Any, out: A
         return _enqueue(handle, place, x, ids, weights, out, precision)
 
 
+def stream_of(device: str, stream: Any) -> int:
+    """The number of a CUDA stream: of a torch.cuda.Stream, or itself; None: torch's current stream
+    of the device, the default stream where torch is not there."""
+    import sys
+    if stream is None:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available():
+            return 0
+        stream = torch.cuda.current_stream(device)
+    number = getattr(stream, "cuda_stream", stream)
+    if not isinstance(number, int):
+        raise UsageError("this is no CUDA stream", expected="a torch.cuda.Stream or its number",
+                         found=type(stream).__name__)
+    return number
+
+
 def wait_for_all(device: str) -> None:
     """Before what may not run beside a call; UsageError while a graph is captured."""
     import sys

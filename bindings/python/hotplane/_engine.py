@@ -420,6 +420,34 @@ class Engine(_Opened):
         if failure is not None:
             raise failure
 
+    def stream_wait_layer(self, layer: int, stream: Any = None) -> None:
+        """What is enqueued on the stream after this call runs on the GPU once the boot has
+        published the layer, an ordinal; Python does not wait. stream: a torch.cuda.Stream or the
+        number of a CUDA stream; None: the current one. So `moe_forward` on tensors of the GPU can
+        be called for layers that are still on their way. After a boot that failed, and after
+        close, the stream goes on: rows are NaN, and `moe_refusal` tells the failure. While a
+        stream waits, neither synchronize nor free memory of the GPU in what the boot calls.
+        UsageError without a GPU, for a layer that this boot does not publish, and for a stream
+        that is captured."""
+        number = _device.stream_of(self._promised_device(), stream)
+        with self._handle as engine:
+            check(library().stream_wait_layer(engine, _layer(layer), number))
+
+    def _promised_device(self) -> str:
+        """What the boot was asked for."""
+        device = str(self.options.get("device") or "cpu")
+        return device + ":0" if device == "cuda" else device
+
+    def _place(self, layer: int, info: LayerInfo) -> _device.Place:
+        """Of a layer that is published, or else where it is to come."""
+        try:
+            device = self.layer_device(layer)
+        except UsageError:
+            device = self._promised_device()
+            if self.closed or device == "cpu":
+                raise
+        return _device.Place(layer, device, info.experts, info.hidden)
+
     def layer_device(self, layer: int) -> str:
         """Where the base of this layer, an ordinal, lies: "cpu" or "cuda:N". UsageError while it is
         not published."""
@@ -445,7 +473,7 @@ class Engine(_Opened):
         y[t] = sum over s of weights[t, s] * (w2[e] act(w13[e] x[t] + bias13[e]) + bias2[e]),
         e = ids[t, s].
 
-        layer       ordinal; published
+        layer       ordinal; published, or on a GPU what a stream waits for: `stream_wait_layer`
         x           [T, H] float32, finite; other floating types are converted
         ids         [T, k] int32, each in [0, E); other integer types are converted
         weights     [T, k] float32, finite; converted as x
@@ -502,7 +530,7 @@ class Engine(_Opened):
     def _forward_on_device(self, layer: int, x: Any, ids: Any, weights: Any, out: Any,
                            precision: Union[str, Sequence[str]], stream: Any) -> Any:
         info = self._info(layer)
-        place = _device.Place(layer, self.layer_device(layer), info.experts, info.hidden)
+        place = self._place(layer, info)
         chosen = _device.wanted(precision)
         with self._device_order:
             if place.device == str(x.device):

@@ -190,6 +190,7 @@ FUNCTIONS = {
                          POINTER(c_size_t)]),
     "get_cache_stats": (c_int, [c_void_p, c_int, POINTER(CacheStats)]),
     "moe_forward": (c_int, [c_void_p, POINTER(Moe)]),
+    "stream_wait_layer": (c_int, [c_void_p, c_uint32, c_void_p]),
     "moe_workspace_bytes": (c_int, [c_void_p, c_uint32, c_uint32, c_uint32, POINTER(c_size_t)]),
     "moe_forward_on_device": (c_int, [c_void_p, POINTER(DeviceMoe)]),
     "moe_refusal": (c_int, [c_void_p, c_uint32]),

@@ -3,8 +3,7 @@
 namespace hotplane {
 
 Result<void> CopyLane::Open() {
-  HP_CUDA_TRY(driver_, "cannot create a CUDA stream",
-              driver_.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+  HP_ASSIGN(stream_, NewCudaStream(driver_));
   HP_CUDA_TRY(driver_, "cannot create a CUDA event",
               driver_.cuEventCreate(&tail_, CU_EVENT_DISABLE_TIMING));
   return {};

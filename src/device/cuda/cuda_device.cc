@@ -14,6 +14,7 @@
 #include "device/cuda/cuda_quantizer.h"
 #include "device/cuda/mapped_windows.h"
 #include "device/cuda/rates.h"
+#include "device/cuda/stream_gates.h"
 #include "device/cuda/verifier.h"
 #include "device/device.h"
 #include "device/slot_ring.h"
@@ -201,6 +202,10 @@ class CudaDevice final : public Device {
     HP_ASSIGN(const bool has_kernels, quantize_kernels_->Load());
     if (!has_kernels) return std::unique_ptr<MatrixQuantizer>();
     return NewCudaQuantizer(driver_, context_, *quantize_kernels_, options);
+  }
+
+  Result<std::unique_ptr<StreamGates>> NewGates(size_t count) override {
+    return NewCudaStreamGates(driver_, context_, count);
   }
 
   Result<std::unique_ptr<HostRegistration>> Register(std::span<std::byte> memory) override {

@@ -117,8 +117,7 @@ Result<void> CudaQuantizer::Register(std::span<std::byte> memory, std::byte** re
 }
 
 Result<void> CudaQuantizer::Open(const QuantizerOptions& options) {
-  HP_CUDA_TRY(driver_, "cannot create a CUDA stream",
-              driver_.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+  HP_ASSIGN(stream_, NewCudaStream(driver_));
   HP_CUDA_TRY(driver_, "cannot create a CUDA event",
               driver_.cuEventCreate(&done_, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC));
   HP_TRY(source_memory_.Allocate(options.source_bytes));
@@ -234,6 +233,8 @@ Result<bool> QuantizeKernels::Load() {
               driver_.cuModuleGetFunction(&count_, module_, kCountKernelName));
   HP_CUDA_TRY(driver_, "cannot find a quantization kernel",
               driver_.cuModuleGetFunction(&quantize_, module_, kQuantizeKernelName));
+  HP_TRY(LoadCudaKernel(driver_, count_));
+  HP_TRY(LoadCudaKernel(driver_, quantize_));
   return true;
 }
 

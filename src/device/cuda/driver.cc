@@ -7,7 +7,7 @@
 namespace hotplane {
 namespace {
 
-// The interface is that of CUDA 12: all that is called here is in it.
+// The interface is that of CUDA 12: all that must be there is in it.
 constexpr int kInterfaceVersion = 12000;
 
 #define HP_STRING(name) HP_STRING_OF(name)
@@ -30,11 +30,11 @@ std::string PlainName(std::string name) {
 using GetProcAddress = decltype(&::cuGetProcAddress);
 
 template <typename Function>
-bool Find(GetProcAddress get, const char* name, Function* out) {
+bool Find(GetProcAddress get, const char* name, Function* out, int version = kInterfaceVersion) {
   void* address = nullptr;
   CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SUCCESS;
-  const CUresult result = get(PlainName(name).c_str(), &address, kInterfaceVersion,
-                              CU_GET_PROC_ADDRESS_DEFAULT, &found);
+  const CUresult result =
+      get(PlainName(name).c_str(), &address, version, CU_GET_PROC_ADDRESS_DEFAULT, &found);
   if (result != CUDA_SUCCESS || address == nullptr) return false;
   *out = reinterpret_cast<Function>(address);
   return true;
@@ -54,6 +54,10 @@ Result<const CudaDriver*> Load() {
   if (!Find(get, HP_STRING(name), &driver.name)) return Fail(NoDriver("no " HP_STRING(name)));
   HP_CUDA_ENTRY_POINTS(HP_CUDA_FIND)
 #undef HP_CUDA_FIND
+#define HP_CUDA_FIND(name) (void)Find(get, HP_STRING(name), &driver.name);
+  HP_CUDA_OPTIONAL_ENTRY_POINTS(HP_CUDA_FIND)
+#undef HP_CUDA_FIND
+  (void)Find(get, "cuFuncLoad", &driver.cuFuncLoad, 12040);
   (void)driver.cuDriverGetVersion(&driver.version);
   return &driver;
 }
@@ -83,6 +87,23 @@ Status CudaStatus(const CudaDriver& driver, CUresult result, std::string what) {
   if (result == CUDA_ERROR_OUT_OF_MEMORY)
     return Status::Capacity(std::move(what)).Found(std::move(found));
   return Status::System(std::move(what)).Found(std::move(found));
+}
+
+Result<CUstream> NewCudaStream(const CudaDriver& driver) {
+  int least = 0;
+  int greatest = 0;
+  HP_CUDA_TRY(driver, "cannot ask for the priorities of CUDA streams",
+              driver.cuCtxGetStreamPriorityRange(&least, &greatest));
+  CUstream stream = nullptr;
+  HP_CUDA_TRY(driver, "cannot create a CUDA stream",
+              driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, greatest));
+  return stream;
+}
+
+Result<void> LoadCudaKernel(const CudaDriver& driver, CUfunction kernel) {
+  if (driver.cuFuncLoad == nullptr) return {};
+  HP_CUDA_TRY(driver, "cannot load a CUDA kernel", driver.cuFuncLoad(kernel));
+  return {};
 }
 
 }  // namespace hotplane

@@ -26,6 +26,7 @@ namespace hotplane {
   X(cuCtxPushCurrent)              \
   X(cuCtxPopCurrent)               \
   X(cuCtxSynchronize)              \
+  X(cuCtxGetStreamPriorityRange)   \
   X(cuMemGetInfo)                  \
   X(cuMemAlloc)                    \
   X(cuMemFree)                     \
@@ -46,6 +47,7 @@ namespace hotplane {
   X(cuMemcpyDtoHAsync)             \
   X(cuMemsetD8)                    \
   X(cuStreamCreate)                \
+  X(cuStreamCreateWithPriority)    \
   X(cuStreamDestroy)               \
   X(cuStreamSynchronize)           \
   X(cuStreamWaitEvent)             \
@@ -61,13 +63,21 @@ namespace hotplane {
   X(cuLaunchKernel)                \
   X(cuLaunchKernelEx)
 
+// Null where the driver has none.
+#define HP_CUDA_OPTIONAL_ENTRY_POINTS(X) \
+  X(cuLaunchHostFunc)                    \
+  X(cuStreamIsCapturing)                 \
+  X(cuStreamWaitValue32)
+
 struct CudaDriver {
 #define HP_CUDA_FIELD(name) decltype(&::name) name = nullptr;
   // The macros of cuda.h turn some of these names into those of their current versions, here and
   // where they are used alike.
   HP_CUDA_ENTRY_POINTS(HP_CUDA_FIELD)
+  HP_CUDA_OPTIONAL_ENTRY_POINTS(HP_CUDA_FIELD)
 #undef HP_CUDA_FIELD
-  int version = 0;  // 13000: CUDA 13.0
+  CUresult (*cuFuncLoad)(CUfunction) = nullptr;  // of CUDA 12.4; null before
+  int version = 0;                               // 13000: CUDA 13.0
 };
 
 // Each once; the same answer at every call. kSystem with what to do. Finding takes milliseconds,
@@ -77,6 +87,15 @@ Result<void> StartCudaDriver(const CudaDriver& driver);
 
 // For failures of `what`: the driver's own words. Out of memory is kCapacity.
 Status CudaStatus(const CudaDriver& driver, CUresult result, std::string what);
+
+// A stream for the library's own work, of the context that is current. Of the highest priority: a
+// stream of a caller that waits for a layer must not be before it in a queue of the hardware, which
+// streams of one priority share.
+Result<CUstream> NewCudaStream(const CudaDriver& driver);
+
+// Loads the kernel now. Launched for the first time it might wait for all streams, also for those
+// that wait for what it computes.
+Result<void> LoadCudaKernel(const CudaDriver& driver, CUfunction kernel);
 
 // The context is current on this thread while it lives; whatever was before is again afterwards.
 class CurrentContext {

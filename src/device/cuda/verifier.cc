@@ -26,8 +26,7 @@ CudaVerifier::~CudaVerifier() {
 }
 
 Result<void> CudaVerifier::Open() {
-  HP_CUDA_TRY(driver_, "cannot create a CUDA stream",
-              driver_.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+  HP_ASSIGN(stream_, NewCudaStream(driver_));
   HP_CUDA_TRY(driver_, "cannot create a CUDA event",
               driver_.cuEventCreate(&done_, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC));
   const CUresult loaded = driver_.cuModuleLoadData(&module_, kVerifyKernelImage);
@@ -43,7 +42,7 @@ Result<void> CudaVerifier::Open() {
   HP_TRY(found_.Allocate(driver_, context_, kChecksAtATime));
   HP_CUDA_TRY(driver_, "cannot find the verify kernel",
               driver_.cuModuleGetFunction(&kernel_, module_, kVerifyKernelName));
-  return {};
+  return LoadCudaKernel(driver_, kernel_);
 }
 
 void CudaVerifier::Drain() const {

@@ -4,14 +4,18 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "device/cuda/quantize_args.h"
@@ -20,7 +24,7 @@
 #include "device/xxh3.h"
 
 struct CUstream_st {
-  std::deque<std::function<void()>> work;
+  std::deque<std::function<bool()>> work;  // false: cannot be done yet, is to be called again
   uint64_t queued = 0;
   uint64_t done = 0;
 };
@@ -45,7 +49,7 @@ struct Fake {
   std::map<std::string, uint64_t> calls;
   uint64_t all_calls = 0;
   int64_t live = 0;
-  std::set<CUstream_st*> streams;
+  std::vector<CUstream_st*> streams;  // also those that were destroyed
   uint64_t memory_bytes = uint64_t{1} << 34;
   uint64_t allocated_bytes = 0;
   std::map<CUmemGenericAllocationHandle, uint64_t> handles;  // bytes
@@ -103,26 +107,49 @@ CUresult Enter(const char* name) {
   return fake.fail_error;
 }
 
-void RunUntil(CUstream_st* stream, uint64_t position) {
+// False where the stream waits for something that is not there yet.
+bool RunUntil(CUstream_st* stream, uint64_t position) {
   // What a lost device had before it is never done.
   if (State().lost) stream->work.clear();
   while (stream->done < position && !stream->work.empty()) {
-    const std::function<void()> work = std::move(stream->work.front());
+    const std::function<bool()> work = std::move(stream->work.front());
     stream->work.pop_front();
+    if (!work()) {
+      stream->work.push_front(work);
+      return false;
+    }
     ++stream->done;
-    work();
   }
+  return true;
 }
 
-void Queue(CUstream_st* stream, std::function<void()> work) {
+void QueueWait(CUstream_st* stream, std::function<bool()> work) {
   stream = Named(stream);
   stream->work.push_back(std::move(work));
   ++stream->queued;
 }
 
-#define FAKE_ENTER(name)                                           \
-  const std::lock_guard<std::recursive_mutex> lock(State().mutex); \
+void Queue(CUstream_st* stream, std::function<void()> work) {
+  QueueWait(stream, [work = std::move(work)] {
+    work();
+    return true;
+  });
+}
+
+using Lock = std::unique_lock<std::recursive_mutex>;
+
+#define FAKE_ENTER(name)    \
+  Lock lock(State().mutex); \
   if (const CUresult entered = Enter(name); entered != CUDA_SUCCESS) return entered
+
+// Blocks the caller, as the interface does, while other threads go on.
+void Finish(Lock& lock, CUstream_st* stream, uint64_t position) {
+  while (!RunUntil(stream, position)) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    lock.lock();
+  }
+}
 
 CUresult Init(unsigned) {
   FAKE_ENTER("cuInit");
@@ -184,8 +211,9 @@ CUresult ContextPop(CUcontext* context) {
 }
 CUresult ContextSynchronize() {
   FAKE_ENTER("cuCtxSynchronize");
-  RunUntil(Named(nullptr), Named(nullptr)->queued);
-  for (CUstream_st* stream : State().streams) RunUntil(stream, stream->queued);
+  Finish(lock, Named(nullptr), Named(nullptr)->queued);
+  for (size_t i = 0; i < State().streams.size(); ++i)
+    Finish(lock, State().streams[i], State().streams[i]->queued);
   return CUDA_SUCCESS;
 }
 CUresult MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
@@ -326,28 +354,70 @@ CUresult StreamCreate(CUstream* stream, unsigned) {
   FAKE_ENTER("cuStreamCreate");
   ++State().live;
   *stream = new CUstream_st;
-  State().streams.insert(*stream);
+  State().streams.push_back(*stream);
   return CUDA_SUCCESS;
 }
+CUresult StreamPriorityRange(int* least, int* greatest) {
+  FAKE_ENTER("cuCtxGetStreamPriorityRange");
+  *least = 0;
+  *greatest = -5;
+  return CUDA_SUCCESS;
+}
+CUresult StreamCreateWithPriority(CUstream* stream, unsigned flags, int) {
+  FAKE_ENTER("cuStreamCreateWithPriority");
+  return StreamCreate(stream, flags);
+}
+// Does not wait: what was enqueued is done later, and events may ask about it.
 CUresult StreamDestroy(CUstream stream) {
   FAKE_ENTER("cuStreamDestroy");
-  RunUntil(stream, stream->queued);
   --State().live;
-  State().streams.erase(stream);
-  delete stream;
+  (void)RunUntil(stream, stream->queued);
   return CUDA_SUCCESS;
 }
 CUresult StreamSynchronize(CUstream stream) {
   FAKE_ENTER("cuStreamSynchronize");
   stream = Named(stream);
-  RunUntil(stream, stream->queued);
+  Finish(lock, stream, stream->queued);
   return CUDA_SUCCESS;
 }
 CUresult StreamWaitEvent(CUstream stream, CUevent event, unsigned) {
   FAKE_ENTER("cuStreamWaitEvent");
   CUstream_st* const other = event->stream;
   const uint64_t position = event->position;
-  if (other != nullptr) Queue(stream, [=] { RunUntil(other, position); });
+  if (other != nullptr) QueueWait(stream, [=] { return RunUntil(other, position); });
+  return CUDA_SUCCESS;
+}
+CUresult StreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
+  FAKE_ENTER("cuStreamIsCapturing");
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+// Of what is asked for, the wait for a value that is not less.
+CUresult StreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+  FAKE_ENTER("cuStreamWaitValue32");
+  if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
+  const auto* const word = reinterpret_cast<const uint32_t*>(address);
+  QueueWait(stream, [=] {
+    return static_cast<int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0;
+  });
+  return CUDA_SUCCESS;
+}
+// On a thread of its own, as it may wait for what other threads do.
+CUresult LaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
+  FAKE_ENTER("cuLaunchHostFunc");
+  struct Call {
+    bool begun = false;
+    std::atomic<bool> done{false};
+  };
+  const auto call = std::make_shared<Call>();
+  QueueWait(stream, [=] {
+    if (!std::exchange(call->begun, true))
+      std::thread([=] {
+        function(data);
+        call->done = true;
+      }).detach();
+    return call->done.load();
+  });
   return CUDA_SUCCESS;
 }
 CUresult EventCreate(CUevent* event, unsigned) {
@@ -376,12 +446,12 @@ CUresult EventQuery(CUevent event) {
     --event->queries_left;
     return CUDA_ERROR_NOT_READY;
   }
-  if (event->stream != nullptr) RunUntil(event->stream, event->position);
-  return CUDA_SUCCESS;
+  const bool passed = event->stream == nullptr || RunUntil(event->stream, event->position);
+  return passed ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 CUresult EventSynchronize(CUevent event) {
   FAKE_ENTER("cuEventSynchronize");
-  if (event->stream != nullptr) RunUntil(event->stream, event->position);
+  if (event->stream != nullptr) Finish(lock, event->stream, event->position);
   return CUDA_SUCCESS;
 }
 CUresult ModuleLoadData(CUmodule* module, const void*) {
@@ -474,6 +544,11 @@ CUresult LaunchKernel(CUfunction function, unsigned blocks, unsigned, unsigned, 
   return CUDA_SUCCESS;
 }
 
+CUresult FuncLoad(CUfunction) {
+  FAKE_ENTER("cuFuncLoad");
+  return CUDA_SUCCESS;
+}
+
 CUresult FuncSetAttribute(CUfunction, CUfunction_attribute, int) {
   FAKE_ENTER("cuFuncSetAttribute");
   return CUDA_SUCCESS;
@@ -527,6 +602,12 @@ const std::map<std::string, void*>& Table() {
       FAKE_ENTRY("cuStreamDestroy", StreamDestroy),
       FAKE_ENTRY("cuStreamSynchronize", StreamSynchronize),
       FAKE_ENTRY("cuStreamWaitEvent", StreamWaitEvent),
+      FAKE_ENTRY("cuStreamCreateWithPriority", StreamCreateWithPriority),
+      FAKE_ENTRY("cuCtxGetStreamPriorityRange", StreamPriorityRange),
+      FAKE_ENTRY("cuStreamIsCapturing", StreamIsCapturing),
+      FAKE_ENTRY("cuStreamWaitValue32", StreamWaitValue32),
+      FAKE_ENTRY("cuLaunchHostFunc", LaunchHostFunc),
+      FAKE_ENTRY("cuFuncLoad", FuncLoad),
       FAKE_ENTRY("cuEventCreate", EventCreate),
       FAKE_ENTRY("cuEventDestroy", EventDestroy),
       FAKE_ENTRY("cuEventRecord", EventRecord),
