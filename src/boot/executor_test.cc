@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <random>
@@ -118,7 +119,7 @@ struct Files {
   bool Landed() const {
     const std::byte* at = memory.data();
     for (const OneFile& one : files) {
-      if (!std::equal(one.data.begin(), one.data.end(), at)) return false;
+      if (std::memcmp(at, one.data.data(), one.data.size()) != 0) return false;
       at += one.data.size();
     }
     return true;

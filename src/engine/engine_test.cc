@@ -66,9 +66,9 @@ std::vector<std::string> LayerFiles(const MemEnv& env, std::string_view suffix) 
   return paths;
 }
 
-uint64_t TotalBytes(const MemEnv& env, const std::vector<std::string>& paths) {
+uint64_t TotalBytes(MemEnv& env, const std::vector<std::string>& paths) {
   uint64_t bytes = 0;
-  for (const std::string& path : paths) bytes += env.Files().at(path).size();
+  for (const std::string& path : paths) bytes += env.Stat(path)->bytes;
   return bytes;
 }
 

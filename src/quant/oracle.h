@@ -49,7 +49,8 @@ inline long double Value(SourceFormat format, const std::byte* elements, size_t 
 inline int Exponent(long double amax) {
   if (amax == 0) return -127;
   const long double scaled = amax / 6 + 1e-30L;
-  int e = -140;
+  // A power of two above scaled / 4 is far enough below to count up from.
+  int e = std::ilogb(scaled) - 1;
   while (scaled * scaled > std::ldexp(1.0L, 2 * e + 1)) ++e;
   return e < -127 ? -127 : e > 127 ? 127 : e;
 }
