@@ -29,6 +29,8 @@ struct Layer {
   LayerFile file;
   std::unique_ptr<Mapping> mapping;  // of the data region; null: read with pread
   std::byte* landed = nullptr;       // in the arena; null: served from the mapping
+  bool placed = false;               // `landed` is memory of others
+  bool there = false;                // and holds its bytes
   bool in_cache = false;             // some of it, when the boot began
   size_t runs_left = 0;              // of its runs, those that have not landed verified
 };
@@ -101,6 +103,7 @@ struct BootSession::State {
   HugeBuffer arena;
   std::unique_ptr<DeviceArena> device_arena;
   bool bypass_cache = false;
+  uint64_t bytes_to_allocate = 0;  // of the wanted bytes, those without memory
   const LayerReady* on_layer_ready = nullptr;
 
   mutable std::mutex mutex;  // guards what follows, and Layer::runs_left
@@ -166,9 +169,17 @@ Result<void> BootSession::State::OpenLayers(const std::vector<uint32_t>& ordinal
           Status::Usage(Text("layer {} has no expert {}", ordinal, ExpertsOf(layout).end - 1))
               .Expected(Text("0 to {}", layout.geometry.experts - 1)));
     const uint64_t wanted_bytes = WantedBytes(layer->file);
-    report.bytes_needed += wanted_bytes;
+    if (const auto place = options.places.find(ordinal);
+        OnDevice() && place != options.places.end()) {
+      layer->landed = place->second.data;
+      layer->placed = true;
+      layer->there = place->second.there;
+    }
+    (layer->there ? report.bytes_kept : report.bytes_needed) += wanted_bytes;
+    if (!layer->placed) bytes_to_allocate += wanted_bytes;
     report.bytes_metadata += layer->file.bytes_metadata();
-    report.sources.push_back({ordinal, "", wanted_bytes, std::min(cached, wanted_bytes), 0});
+    report.sources.push_back(
+        {ordinal, "", wanted_bytes, std::min(cached, wanted_bytes), 0, layer->there});
     for (const Encoding encoding : {Encoding::kDeltaQuintal, Encoding::kDeltaNibble}) {
       // By name only: a tier this boot does not use is not opened.
       const auto stat = generation->env().Stat(generation->LayerPath(ordinal, encoding));
@@ -195,12 +206,12 @@ Result<void> BootSession::State::CheckMemory() const {
   } else if (limit == 0) {
     limit = machine.available_bytes;
   }
-  if (report.bytes_needed <= limit) return {};
+  if (bytes_to_allocate <= limit) return {};
   const std::string where = OnDevice()            ? " on " + options.device->name()
                             : machine.from_cgroup ? std::string(" (cgroup limit)")
                                                   : std::string();
   return Fail(Status::Capacity("the planes do not fit in memory; nothing was read")
-                  .Expected(Text("{} for {}", FormatBytes(report.bytes_needed),
+                  .Expected(Text("{} for {}", FormatBytes(bytes_to_allocate),
                                  Counted(report.layers_total, "layers")))
                   .Found(Text("{} available{}", FormatBytes(limit), where))
                   .Advice("--map serves them from the page cache; or boot fewer --layers"));
@@ -208,6 +219,7 @@ Result<void> BootSession::State::CheckMemory() const {
 
 Result<void> BootSession::State::MapLayers() {
   for (auto& layer : layers) {
+    if (layer->there) continue;
     // Without the guard a truncated file could end the process: pread reports it instead.
     // Filling the page cache brings what surrounds the pieces of some experts as well.
     const bool exact = bypass_cache || options.experts.has_value();
@@ -240,14 +252,15 @@ Result<std::byte*> BootSession::State::AllocateMemory(uint64_t region_bytes) {
     const std::vector<Chunk>& chunks = layers[l]->file.chunks();
     const LayerLayout& layout = layers[l]->file.layout();
     for (; run < runs.size() && runs[run].layer == l; ++run) {
+      if (layers[l]->placed) continue;
       const Chunk& first = chunks[runs[run].first_chunk];
       const Chunk& last = chunks[runs[run].end_chunk - 1];
       wanted.push_back({layer_begin + (first.offset - layout.data_offset),
                         last.offset + last.bytes - first.offset});
     }
-    layer_begin += layout.data_bytes;
+    if (!layers[l]->placed) layer_begin += layout.data_bytes;
   }
-  const TraceSpan span("allocate", kNoLayer, report.bytes_needed);
+  const TraceSpan span("allocate", kNoLayer, bytes_to_allocate);
   HP_ASSIGN(device_arena, options.device->Allocate(region_bytes, wanted));
   return device_arena->data();
 }
@@ -255,9 +268,12 @@ Result<std::byte*> BootSession::State::AllocateMemory(uint64_t region_bytes) {
 Result<void> BootSession::State::AllocateArena() {
   if (options.map) return {};
   uint64_t region_bytes = 0;
-  for (const auto& layer : layers) region_bytes += layer->file.layout().data_bytes;
+  for (const auto& layer : layers)
+    if (!layer->placed) region_bytes += layer->file.layout().data_bytes;
+  if (region_bytes == 0) return {};
   HP_ASSIGN(std::byte * landed, AllocateMemory(region_bytes));
   for (auto& layer : layers) {
+    if (layer->placed) continue;
     layer->landed = landed;
     landed += layer->file.layout().data_bytes;
   }
@@ -318,6 +334,7 @@ std::vector<Extent> BootSession::State::ListExtents() const {
     extent.chunks = chunks;
     extent.checksums = std::span(layer.file.checksums()).subspan(run.first_chunk, chunks.size());
     extent.trace_layer = layer.file.layout().layer;
+    extent.there = layer.there;
     extents.push_back(extent);
   }
   return extents;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -32,6 +33,15 @@ struct BootOptions {
   // Where layers land, unless `map`; outlives the session, one session at a time. Null: memory of
   // the host.
   Device* device = nullptr;
+  // Layers, by ordinal, that have memory on the device already: of their whole data region where
+  // all experts are wanted, else of the wanted pieces at least; it outlives the session. `there`:
+  // their bytes are in it, and are verified like those that land. REQUIRES a device; for `there`
+  // one that verifies.
+  struct Place {
+    std::byte* data = nullptr;
+    bool there = false;
+  };
+  std::map<uint32_t, Place> places;
   const CancelToken* cancel = nullptr;
   Progress* progress = nullptr;
   // Memory that landing may take; 0: what the device, or else the machine or the cgroup, has
@@ -56,15 +66,17 @@ struct BootedLayer {
 struct BootReport {
   struct LayerSource {
     uint32_t ordinal = 0;
-    // "page cache", "disk, buffered", "disk, direct", "both", "mapped"; empty before Run.
+    // "page cache", "disk, buffered", "disk, direct", "both", "mapped", "built"; empty before Run.
     const char* source = "";
     uint64_t bytes = 0;
     uint64_t bytes_cached = 0;  // of them in the page cache when the boot began
     double seconds_ready = 0;   // from the start of Run to its publication
+    bool kept = false;          // it was there: not read
   };
   uint32_t layers_total = 0;
   uint64_t bytes_needed = 0;      // data regions, padding included; of some experts their pieces
   uint64_t bytes_read = 0;        // of them, read once each
+  uint64_t bytes_kept = 0;        // of layers that were built on the device and stayed there
   uint64_t bytes_read_delta = 0;  // of bytes_read, delta records that are pinned; else base
   uint64_t bytes_pinned = 0;      // memory that is kept for them
   uint64_t bytes_read_disk = 0;   // of bytes_read, those that were not in the page cache

@@ -122,6 +122,7 @@ class CheckpointBuilds::Unit final : public LayerBuild {
     for (const Encoding encoding : missing) {
       Output output{.rank = of_rank.rank(), .encoding = encoding, .writer = nullptr};
       HP_ASSIGN(output.writer, of_rank.CreateLayer(layer_.ordinal, encoding));
+      if (encoding == Encoding::kBase) HP_TRY(BeginKeeping(output.writer->layout()));
       outputs_.push_back(std::move(output));
     }
     return {};
@@ -151,12 +152,21 @@ class CheckpointBuilds::Unit final : public LayerBuild {
     Encoding encoding = Encoding::kInvalid;
     std::unique_ptr<LayerFileWriter> writer;
   };
+  Result<void> BeginKeeping(const LayerLayout& layout);
+  // Where a piece of the base is kept; null: it is not.
+  std::byte* PlaceOf(std::string_view role, uint32_t expert) const;
+  BasePlaces PlacesOf(uint32_t expert) const;
   Result<void> WritePieces(const Output& output, uint32_t expert, const ExpertPieces& pieces,
                            std::span<std::byte> scratch);
+  // `in_place`: whole, it is where it is kept already.
+  Result<void> WritePiece(const Output& output, std::string_view role, uint32_t expert,
+                          std::span<const std::byte> piece, bool in_place);
   Result<void> WriteGateUp(const Output& output, std::string_view role, uint32_t expert,
-                           std::span<const std::byte> whole, std::span<std::byte> scratch);
+                           std::span<const std::byte> whole, std::span<std::byte> scratch,
+                           bool in_place = false);
   Result<void> WriteDown(const Output& output, std::string_view role, uint32_t expert,
-                         std::span<const std::byte> whole, std::span<std::byte> scratch);
+                         std::span<const std::byte> whole, std::span<std::byte> scratch,
+                         bool in_place = false);
   Result<void> WriteDownBias(const Output& output, uint32_t expert,
                              std::span<const std::byte> whole, std::span<std::byte> scratch);
   Shard ShardOf(const Output& output) const { return {output.rank, owner_.generation_.world()}; }
@@ -169,28 +179,71 @@ class CheckpointBuilds::Unit final : public LayerBuild {
   PlanesWanted wanted_;
   std::vector<std::unique_ptr<FileLock>> locks_;
   std::vector<Output> outputs_;
+  std::byte* keep_ = nullptr;  // device memory of the base's data region; null: it is not kept
+  LayerLayout keep_layout_;    // with keep_
   std::mutex mutex_;
   std::vector<SourceTensorDigest> digests_;  // guarded by mutex_
 };
 
+// What no piece covers is zero in the file.
+Result<void> CheckpointBuilds::Unit::BeginKeeping(const LayerLayout& layout) {
+  const auto place = owner_.options_.keep.find(layer_.ordinal);
+  if (place == owner_.options_.keep.end()) return {};
+  keep_ = place->second;
+  keep_layout_ = layout;
+  if (owner_.options_.kept_experts) return {};
+  std::vector<std::byte> zeros;
+  for (const Chunk& chunk : ListChunks(layout)) {
+    if (chunk.section >= 0) continue;
+    zeros.resize(std::max<size_t>(zeros.size(), chunk.bytes));
+    HP_TRY(owner_.options_.device->Upload(std::span(zeros).first(chunk.bytes),
+                                          keep_ + (chunk.offset - layout.data_offset)));
+  }
+  return {};
+}
+
+std::byte* CheckpointBuilds::Unit::PlaceOf(std::string_view role, uint32_t expert) const {
+  const std::optional<ExpertRange>& kept = owner_.options_.kept_experts;
+  if (keep_ == nullptr || (kept && (expert < kept->begin || expert >= kept->end))) return nullptr;
+  const Section* const section = keep_layout_.Find(role);
+  HP_CHECK(section != nullptr);
+  return keep_ + (keep_layout_.PieceOffset(*section, expert) - keep_layout_.data_offset);
+}
+
+// Of a shard a device does not make the pieces as they are kept.
+BasePlaces CheckpointBuilds::Unit::PlacesOf(uint32_t expert) const {
+  if (owner_.generation_.world() > 1) return {};
+  return {PlaceOf("planes13", expert), PlaceOf("sc13", expert), PlaceOf("planes2", expert),
+          PlaceOf("sc2", expert)};
+}
+
+Result<void> CheckpointBuilds::Unit::WritePiece(const Output& output, std::string_view role,
+                                                uint32_t expert, std::span<const std::byte> piece,
+                                                bool in_place) {
+  if (output.encoding == Encoding::kBase && !in_place)
+    if (std::byte* const place = PlaceOf(role, expert); place != nullptr)
+      HP_TRY(owner_.options_.device->Upload(piece, place));
+  return output.writer->WritePiece(role, expert, piece);
+}
+
 Result<void> CheckpointBuilds::Unit::WriteGateUp(const Output& output, std::string_view role,
                                                  uint32_t expert, std::span<const std::byte> whole,
-                                                 std::span<std::byte> scratch) {
+                                                 std::span<std::byte> scratch, bool in_place) {
   const Shard shard = ShardOf(output);
-  if (shard.world == 1) return output.writer->WritePiece(role, expert, whole);
+  if (shard.world == 1) return WritePiece(output, role, expert, whole, in_place);
   const std::span<std::byte> slice = scratch.first(whole.size() / shard.world);
   SliceGateUp(whole, shard, slice);
-  return output.writer->WritePiece(role, expert, slice);
+  return WritePiece(output, role, expert, slice, false);
 }
 
 Result<void> CheckpointBuilds::Unit::WriteDown(const Output& output, std::string_view role,
                                                uint32_t expert, std::span<const std::byte> whole,
-                                               std::span<std::byte> scratch) {
+                                               std::span<std::byte> scratch, bool in_place) {
   const Shard shard = ShardOf(output);
-  if (shard.world == 1) return output.writer->WritePiece(role, expert, whole);
+  if (shard.world == 1) return WritePiece(output, role, expert, whole, in_place);
   const std::span<std::byte> slice = scratch.first(whole.size() / shard.world);
   SliceDown(whole, layer_.geometry.hidden, shard, slice);
-  return output.writer->WritePiece(role, expert, slice);
+  return WritePiece(output, role, expert, slice, false);
 }
 
 // The ranks' outputs are summed: the bias of down must come in once, and from one rank whole, so
@@ -198,10 +251,10 @@ Result<void> CheckpointBuilds::Unit::WriteDown(const Output& output, std::string
 Result<void> CheckpointBuilds::Unit::WriteDownBias(const Output& output, uint32_t expert,
                                                    std::span<const std::byte> whole,
                                                    std::span<std::byte> scratch) {
-  if (output.rank == 0) return output.writer->WritePiece("bias2", expert, whole);
+  if (output.rank == 0) return WritePiece(output, "bias2", expert, whole, false);
   const std::span<std::byte> zeros = scratch.first(whole.size());
   std::ranges::fill(zeros, std::byte{0});
-  return output.writer->WritePiece("bias2", expert, zeros);
+  return WritePiece(output, "bias2", expert, zeros, false);
 }
 
 Result<void> CheckpointBuilds::Unit::WritePieces(const Output& output, uint32_t expert,
@@ -213,10 +266,12 @@ Result<void> CheckpointBuilds::Unit::WritePieces(const Output& output, uint32_t 
                        scratch));
     return WriteDown(output, "fp2", expert, quintals ? pieces.quintals2 : pieces.nibbles2, scratch);
   }
-  HP_TRY(WriteGateUp(output, "planes13", expert, pieces.planes13, scratch));
-  HP_TRY(WriteGateUp(output, "sc13", expert, pieces.sc13, scratch));
-  HP_TRY(WriteDown(output, "planes2", expert, pieces.planes2, scratch));
-  HP_TRY(WriteDown(output, "sc2", expert, pieces.sc2, scratch));
+  const bool in_place13 = pieces.w13_in_place;
+  const bool in_place2 = pieces.w2_in_place;
+  HP_TRY(WriteGateUp(output, "planes13", expert, pieces.planes13, scratch, in_place13));
+  HP_TRY(WriteGateUp(output, "sc13", expert, pieces.sc13, scratch, in_place13));
+  HP_TRY(WriteDown(output, "planes2", expert, pieces.planes2, scratch, in_place2));
+  HP_TRY(WriteDown(output, "sc2", expert, pieces.sc2, scratch, in_place2));
   if (pieces.bias13.empty()) return {};
   HP_TRY(WriteGateUp(output, "bias13", expert, pieces.bias13, scratch));
   return WriteDownBias(output, expert, pieces.bias2, scratch);
@@ -229,8 +284,13 @@ Result<void> CheckpointBuilds::Unit::RunStep(size_t step) {
   reads.emplace(*owner_.reads_, first_piece_ + step * piece_count_, piece_count_);
   HP_ASSIGN(Workspace workspace, owner_.TakeWorkspace());
   std::vector<SourceTensorDigest> digests;
-  HP_ASSIGN(const ExpertPieces pieces,
-            workspace.quantizer.Run(owner_.checkpoint_, layer_, expert, wanted_, *reads, &digests));
+  const Result<ExpertPieces> made = workspace.quantizer.Run(
+      owner_.checkpoint_, layer_, expert, wanted_, PlacesOf(expert), *reads, &digests);
+  if (!made) {
+    owner_.SetAside(std::move(workspace));
+    return Fail(made.error());
+  }
+  const ExpertPieces& pieces = *made;
   reads.reset();
   for (const Output& output : outputs_)
     HP_TRY(WritePieces(output, expert, pieces, workspace.slice.span()));
@@ -271,6 +331,7 @@ Result<void> CheckpointBuilds::Unit::Publish() {
     std::lock_guard lock(owner_.mutex_);
     ++owner_.report_.layers_built;
     owner_.report_.bytes_built += bytes;
+    if (keep_ != nullptr) owner_.kept_.insert(layer_.ordinal);
   }
   Log(LogLevel::kDebug, "layer {} published, {}", record.layer, FormatBytes(bytes));
   return {};
@@ -284,6 +345,7 @@ CheckpointBuilds::CheckpointBuilds(const Generation& generation, const Checkpoin
   for (uint32_t rank = 0; rank < generation.world(); ++rank)
     if (!options.rank || *options.rank == rank) ranks_.push_back(generation.ForRank(rank));
   HP_CHECK(!ranks_.empty());
+  HP_CHECK(options_.keep.empty() || (options_.device != nullptr && ranks_.size() == 1));
 }
 
 CheckpointBuilds::~CheckpointBuilds() {
@@ -471,6 +533,13 @@ void CheckpointBuilds::ReturnWorkspace(Workspace workspace) {
   workspaces_.push_back(std::move(workspace));
 }
 
+// Until the builds end: to give back device memory may mean to wait for streams that wait for what
+// was to be built.
+void CheckpointBuilds::SetAside(Workspace workspace) {
+  std::lock_guard lock(mutex_);
+  failed_workspaces_.push_back(std::move(workspace));
+}
+
 Result<LayerBuilds::Opened> CheckpointBuilds::Open(uint32_t layer,
                                                    std::unique_ptr<LayerBuild>* build) {
   LayerNeed need;
@@ -515,6 +584,11 @@ LayerBuilds::Holder CheckpointBuilds::HolderOf(uint32_t layer) {
     place = busy_.at(layer);
   }
   return {ranks_[place].LayerLockPath(layer), ranks_[place].BuilderMark(layer)};
+}
+
+bool CheckpointBuilds::IsKept(uint32_t layer) const {
+  std::lock_guard lock(mutex_);
+  return kept_.count(layer) != 0;
 }
 
 BuildReport CheckpointBuilds::report() const {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "base/status.h"
 #include "boot/build_queue.h"
 #include "boot/expert_quantizer.h"
+#include "boot/layer_selection.h"
 #include "boot/read_ahead.h"
 #include "checkpoint/moe_source.h"
 #include "quant/quantize.h"
@@ -43,6 +45,11 @@ struct BuildOptions {
   // others; what is written does not depend on it. Null: none.
   Device* device = nullptr;
   uint64_t device_limit_bytes = 0;  // of its memory for that; 0: what is free at the beginning
+  // Bases, by layer, that are kept on `device` as well: each in memory there of its file's data
+  // region, where memory stands behind the experts `kept_experts` (none: all) and, of all, the
+  // gaps. REQUIRES one rank.
+  std::map<uint32_t, std::byte*> keep;
+  std::optional<ExpertRange> kept_experts;
   const CancelToken* cancel = nullptr;
   Progress* progress = nullptr;
 };
@@ -100,6 +107,10 @@ class CheckpointBuilds final : public LayerBuilds {
   Result<Opened> Open(uint32_t layer, std::unique_ptr<LayerBuild>* build) override;
   Holder HolderOf(uint32_t layer) override;
 
+  // The layer's base was built and published by this, and is on the device where `keep` says; that
+  // it is right there is not proved.
+  bool IsKept(uint32_t layer) const;
+
   // A copy; counts what is done so far.
   BuildReport report() const;
 
@@ -124,6 +135,7 @@ class CheckpointBuilds final : public LayerBuilds {
   Result<ExpertQuantizer> NewQuantizer();
   Result<Workspace> TakeWorkspace();
   void ReturnWorkspace(Workspace workspace);
+  void SetAside(Workspace workspace);
 
   const Generation& generation_;
   const Checkpoint& checkpoint_;
@@ -142,10 +154,12 @@ class CheckpointBuilds final : public LayerBuilds {
   mutable std::mutex mutex_;
   std::map<uint32_t, LayerNeed> needs_;
   std::map<uint32_t, size_t> busy_;  // layer -> place in ranks_ whose lock another process held
+  std::set<uint32_t> kept_;
   // Outlive the workspaces, whose devices read from there.
   std::unique_ptr<ReadAhead> reads_;  // null: nothing was built so far
   std::unique_ptr<HostRegistration> registered_reads_;
   std::vector<Workspace> workspaces_;  // not in use
+  std::vector<Workspace> failed_workspaces_;
   uint64_t device_left_bytes_ = 0;
   BuildReport report_;
 };

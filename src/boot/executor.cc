@@ -83,6 +83,7 @@ const char* ExtentSourceName(ExtentSource source) {
     case ExtentSource::kDiskBuffered: return "disk, buffered";
     case ExtentSource::kDiskDirect: return "disk, direct";
     case ExtentSource::kBoth: return "both";
+    case ExtentSource::kThere: return "built";
   }
   return "unknown";
 }
@@ -218,6 +219,10 @@ void Executor::State::Locate(size_t extent_index) {
   const Extent& extent = extents[extent_index];
   const size_t first_unit = units.size();
   first_unit_of.push_back(first_unit);
+  if (extent.there) {
+    sources[extent_index] = ExtentSource::kThere;
+    return;
+  }
   ListUnits(extent_index);
   units_left[extent_index] = units.size() - first_unit;
   // Where the system cannot tell, the disk path serves cached pages as well.
@@ -486,6 +491,11 @@ Result<void> Executor::Run() {
   }
   filler.Start();
   if (state.finisher != nullptr) finisher.Start();
+  for (size_t i = 0; i < state.extents.size(); ++i) {
+    if (!state.extents[i].there) continue;
+    HP_CHECK(state.finisher != nullptr);
+    finisher.Add(i);
+  }
   // One long turn per worker: what there is to do comes from two places.
   const Result<void> worked = state.options.pool->ParallelFor(
       state.options.pool->worker_count(), [&](size_t index, size_t) {

@@ -45,7 +45,10 @@ struct Extent {
   Mapping* mapping = nullptr;                // of exactly this range; null: pread instead
   std::span<const Chunk> chunks;             // tile the range, in order
   std::span<const uint64_t> checksums = {};  // by chunk
-  uint32_t trace_layer = kNoLayer;           // how traces call it
+  // The bytes are at the destination already, and are only verified there. REQUIRES a device that
+  // verifies.
+  bool there = false;
+  uint32_t trace_layer = kNoLayer;  // how traces call it
 };
 
 // Of mapped pages that went away while they were read (FaultGuard): the file was cut short, or its
@@ -60,8 +63,9 @@ enum class ExtentSource : uint8_t {
   kDiskBuffered,
   kDiskDirect,
   kBoth,  // page cache and disk
+  kThere,
 };
-const char* ExtentSourceName(ExtentSource source);  // "page cache", "disk, direct"
+const char* ExtentSourceName(ExtentSource source);  // "page cache", "disk, direct"; "built"
 
 struct ExecutorOptions {
   Env* env = nullptr;               // REQUIRED: of the files

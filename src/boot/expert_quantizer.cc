@@ -281,7 +281,8 @@ Status ExpertQuantizer::Unusable(const MoeLayer& layer, const Source& source) co
 }
 
 Result<void> ExpertQuantizer::RunProjection(const MoeLayer& layer, uint32_t expert,
-                                            Projection projection, const PlaneOutputs& out) {
+                                            Projection projection, const PlaneOutputs& out,
+                                            const PlaneOutputs& on_device) {
   const bool down = projection == Projection::kDown;
   const Shape shape = {down ? layer.geometry.hidden : layer.geometry.intermediate,
                        down ? layer.geometry.intermediate : layer.geometry.hidden};
@@ -292,7 +293,8 @@ Result<void> ExpertQuantizer::RunProjection(const MoeLayer& layer, uint32_t expe
   if (!counts.usable) return Fail(Unusable(layer, source));
   const bool alternate_zeros =
       ZerosAlternate(zero_mode_, {counts.positive_zeros, counts.negative_zeros, true});
-  HP_TRY(matrices_->Quantize(alternate_zeros, {out.codes, out.scales, out.nibbles, out.quintals}));
+  HP_TRY(matrices_->Quantize(alternate_zeros, {out.codes, out.scales, out.nibbles, out.quintals,
+                                               on_device.codes, on_device.scales}));
   if (device_bytes_ > 0)
     bytes_on_device_ += source.elements.size() + source.scales.size() + source.global_scales.size();
   return {};
@@ -360,7 +362,8 @@ Result<void> ExpertQuantizer::RunBiases(const MoeLayer& layer, uint32_t expert, 
 }
 
 Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const MoeLayer& layer,
-                                          uint32_t expert, PlanesWanted wanted, TakenPieces& reads,
+                                          uint32_t expert, PlanesWanted wanted,
+                                          const BasePlaces& places, TakenPieces& reads,
                                           std::vector<SourceTensorDigest>* digests) {
   const LayerGeometry& g = layer.geometry;
   TraceSpan span("quantize", layer.ordinal);
@@ -385,14 +388,20 @@ Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const Mo
   const size_t half_n = g.intermediate;
   const PlaneOutputs gate = outputs(map.codes13, map.sc13, map.nibbles13, map.quintals13);
   const PlaneOutputs up = Advance(gate, half_n, g.k13());
+  const bool in_place = wanted.base && device_bytes_ > 0 && places.planes13 != nullptr;
+  PlaneOutputs gate_there, down_there;
+  if (in_place) {
+    gate_there = {.codes = places.planes13, .scales = places.sc13};
+    down_there = {.codes = places.planes2, .scales = places.sc2};
+  }
   if (layer.interleaved_rows) {
     HP_TRY(RunInterleaved(layer, expert, gate, up));
   } else {
-    HP_TRY(RunProjection(layer, expert, Projection::kGate, gate));
-    HP_TRY(RunProjection(layer, expert, Projection::kUp, up));
+    HP_TRY(RunProjection(layer, expert, Projection::kGate, gate, gate_there));
+    HP_TRY(RunProjection(layer, expert, Projection::kUp, up, Advance(gate_there, half_n, g.k13())));
   }
   HP_TRY(RunProjection(layer, expert, Projection::kDown,
-                       outputs(map.codes2, map.sc2, map.nibbles2, map.quintals2)));
+                       outputs(map.codes2, map.sc2, map.nibbles2, map.quintals2), down_there));
   const bool biases = wanted.base && g.biases;
   if (g.biases) {
     HP_TRY(RunBiases(layer, expert,
@@ -405,6 +414,8 @@ Result<ExpertPieces> ExpertQuantizer::Run(const Checkpoint& checkpoint, const Mo
     return yes ? std::span<const std::byte>(planes + offset, bytes) : std::span<const std::byte>();
   };
   ExpertPieces pieces;
+  pieces.w13_in_place = in_place && !layer.interleaved_rows;
+  pieces.w2_in_place = in_place;
   pieces.planes13 = view(wanted.base, map.codes13, CodePlaneBytes(g.n13(), g.k13()));
   pieces.sc13 = view(wanted.base, map.sc13, ScalePlaneBytes(g.n13(), g.k13()));
   pieces.planes2 = view(wanted.base, map.codes2, CodePlaneBytes(g.n2(), g.k2()));

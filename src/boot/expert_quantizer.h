@@ -24,6 +24,17 @@ struct ExpertPieces {
   std::span<const std::byte> nibbles13, nibbles2;
   std::span<const std::byte> quintals13, quintals2;
   std::span<const std::byte> bias13, bias2;  // float32, gate's rows first; only with the base
+  // These planes and scales are also where BasePlaces says; else nothing is there.
+  bool w13_in_place = false;
+  bool w2_in_place = false;
+};
+
+// Device memory for the base of one expert, aligned to 16 bytes; null: none.
+struct BasePlaces {
+  std::byte* planes13 = nullptr;
+  std::byte* sc13 = nullptr;
+  std::byte* planes2 = nullptr;
+  std::byte* sc2 = nullptr;
 };
 
 struct PlanesWanted {
@@ -55,8 +66,9 @@ class ExpertQuantizer {
   // source tensor or slice. kData naming the element for values that are not finite and for scales
   // that are NaN, infinite or negative (a scale of 0 makes a block of zeros; a global scale must be
   // positive).
+  // What is quantized on the device is left in `places` too.
   Result<ExpertPieces> Run(const Checkpoint& checkpoint, const MoeLayer& layer, uint32_t expert,
-                           PlanesWanted wanted, TakenPieces& reads,
+                           PlanesWanted wanted, const BasePlaces& places, TakenPieces& reads,
                            std::vector<SourceTensorDigest>* digests);
 
   uint64_t bytes_read() const { return bytes_read_; }            // of the last Run
@@ -77,7 +89,7 @@ class ExpertQuantizer {
   };
 
   Result<void> RunProjection(const MoeLayer& layer, uint32_t expert, Projection projection,
-                             const PlaneOutputs& out);
+                             const PlaneOutputs& out, const PlaneOutputs& on_device);
   // What the quantizer is given of a source; checks those scales that are not in the matrix.
   Result<MatrixSource> Describe(const MoeLayer& layer, const Source& source, Shape shape);
   Status Unusable(const MoeLayer& layer, const Source& source) const;

@@ -276,6 +276,13 @@ Result<void> Planner::PlaceBases() {
     entry->reason += wanted(*entry) == Residency::kHost ? "; on the host as asked"
                                                         : "; on the host: the device is full";
   }
+  for (PlanEntry* entry : bases) {
+    if (!config_.keeps_built || entry->action != PlanAction::kBuild ||
+        entry->residency != Residency::kDevice)
+      continue;
+    entry->bytes_kept = std::exchange(entry->bytes_store, 0);
+    entry->reason += "; stays on the device";
+  }
   return {};
 }
 
@@ -347,6 +354,7 @@ void Planner::Sum() {
     plan_.bytes_store += entry.bytes_store;
     plan_.bytes_checkpoint += entry.bytes_checkpoint;
     plan_.bytes_built += entry.bytes_built;
+    plan_.bytes_kept += entry.bytes_kept;
     plan_.bytes_skipped += entry.bytes_skipped;
   }
 }

@@ -78,6 +78,7 @@ struct PlanConfig {
   uint64_t delta_pinned_bytes = 0;
   uint64_t host_bytes = UINT64_MAX;  // what the host has available, for pinned records
   bool device_is_host = true;        // the bases on the device take of the same memory
+  bool keeps_built = false;  // bases that are built for the device stay there: not read back
   bool no_build = false;
   uint32_t shard_rank = 0;
   uint32_t shard_world = 1;
@@ -96,7 +97,8 @@ struct PlanEntry {
   uint64_t bytes_store = 0;       // read from the store
   uint64_t bytes_checkpoint = 0;  // read from the checkpoint; shared ones count at the base
   uint64_t bytes_built = 0;       // layer file to be written
-  uint64_t bytes_skipped = 0;     // there, and not read
+  uint64_t bytes_kept = 0;     // of a base that is built: stays on the device instead of being read
+  uint64_t bytes_skipped = 0;  // there, and not read
 };
 
 struct BootPlan {
@@ -105,6 +107,7 @@ struct BootPlan {
   uint64_t bytes_store = 0;        // sums over the entries
   uint64_t bytes_checkpoint = 0;
   uint64_t bytes_built = 0;
+  uint64_t bytes_kept = 0;
   uint64_t bytes_skipped = 0;
   uint64_t bytes_device = 0;  // resident after the boot
   uint64_t bytes_host = 0;

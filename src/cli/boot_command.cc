@@ -66,21 +66,24 @@ void PrintReport(const Engine& engine) {
                    FormatBytes(build.bytes_built)));
   }
   const BootPlan& plan = engine.plan();
-  PrintLine(
-      Text("booted {}{}, {}{}, in {}: plan {}, allocate {}, land {}",
-           Counted(report.layers_total, "layers"),
-           plan.shard_world > 1 ? Text(" of rank {} of {}", plan.shard_rank, plan.shard_world) : "",
-           FormatBytes(report.bytes_read),
-           report.bytes_verified == report.bytes_read ? ", every byte verified" : "",
-           FormatSeconds(report.seconds), FormatSeconds(report.seconds_plan),
-           FormatSeconds(report.seconds_allocate), FormatSeconds(report.seconds_land)));
+  PrintLine(Text(
+      "booted {}{}, {}{}, in {}: plan {}, allocate {}, land {}",
+      Counted(report.layers_total, "layers"),
+      plan.shard_world > 1 ? Text(" of rank {} of {}", plan.shard_rank, plan.shard_world) : "",
+      FormatBytes(report.bytes_read),
+      report.bytes_verified == report.bytes_read + report.bytes_kept ? ", every byte verified" : "",
+      FormatSeconds(report.seconds), FormatSeconds(report.seconds_plan),
+      FormatSeconds(report.seconds_allocate), FormatSeconds(report.seconds_land)));
   const bool on_device = report.seconds_device > 0;
   if (on_device)
     PrintLine(Text("{}: opened in {} (context {}, ring of {} {})", report.device,
                    FormatSeconds(report.seconds_device),
                    FormatSeconds(report.seconds_device_context), FormatBytes(report.bytes_ring),
                    FormatSeconds(report.seconds_device_ring)));
-  if (!report.sources.empty())
+  if (report.bytes_kept > 0)
+    PrintLine(Text("kept {} of planes on the device where they were built, not read back",
+                   FormatBytes(report.bytes_kept)));
+  if (base_bytes > 0 && !report.sources.empty())
     PrintLine(Text("{} landing, {:.0f}% of the {} that this {} gives; first layer after {}",
                    FormatRate(base_bytes, report.seconds_land), limit > 0 ? 100 * rate / limit : 0,
                    FormatRate(static_cast<uint64_t>(limit), 1), on_device ? "link" : "memory",

@@ -131,6 +131,10 @@ class Device {
   // So that copies from and to this memory go at the link's rate. kCapacity where so much cannot be
   // pinned.
   virtual Result<std::unique_ptr<HostRegistration>> Register(std::span<std::byte> memory) = 0;
+  // Whether landings verify: it has the kernel, and is asked to.
+  virtual bool verifies() const = 0;
+  // Blocking copy from ordinary memory.
+  virtual Result<void> Upload(std::span<const std::byte> from, std::byte* to) = 0;
   // Blocking copy to ordinary memory.
   virtual Result<void> Download(const std::byte* from, std::span<std::byte> to) const = 0;
   // Takes some device memory for the time being. REQUIRES no landing.

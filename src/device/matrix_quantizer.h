@@ -31,6 +31,10 @@ struct MatrixPlanes {
   std::byte* scales = nullptr;
   std::byte* nibbles = nullptr;
   std::byte* quintals = nullptr;
+  // Memory of the quantizer's own device, aligned to 16 bytes, where it leaves codes and scales as
+  // well; null: nowhere. Of the CPU's quantizer always null.
+  std::byte* device_codes = nullptr;
+  std::byte* device_scales = nullptr;
 };
 
 // Values that equal 0, by sign (not counted of kMxfp4, whose nibbles stay as they are); `usable`:

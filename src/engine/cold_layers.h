@@ -43,6 +43,9 @@ class ColdLayers {
   // Builds the base of a layer whose file was found bad, and waits for it. REQUIRES started().
   Result<void> Rebuild(uint32_t layer);
 
+  // CheckpointBuilds::IsKept.
+  bool IsKept(uint32_t layer) const { return builds_ != nullptr && builds_->IsKept(layer); }
+
   BuildReport report() const;
 
  private:

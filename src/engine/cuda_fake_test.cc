@@ -36,6 +36,7 @@ struct Controls {
     find("fake_cuda_live", &live);
     find("fake_cuda_calls", &calls);
     find("fake_cuda_memory", &memory);
+    find("fake_cuda_uploaded", &uploaded);
   }
   decltype(&fake_cuda_fail) fail = nullptr;
   decltype(&fake_cuda_heal) heal = nullptr;
@@ -43,6 +44,7 @@ struct Controls {
   decltype(&fake_cuda_live) live = nullptr;
   decltype(&fake_cuda_calls) calls = nullptr;
   decltype(&fake_cuda_memory) memory = nullptr;
+  decltype(&fake_cuda_uploaded) uploaded = nullptr;
 };
 
 class FakeCuda : public testing::Test {
@@ -563,29 +565,84 @@ TEST_F(FakeCudaBuild, WhatDoesNotFitIsLeftToTheCpu) {
   ExpectHonest(built, "no memory");
 }
 
-TEST_F(FakeCuda, ABootBuildsWhatIsMissingOnTheDevice) {
-  const std::string checkpoint = directory_.path() + "/model";
-  SynthCheckpointOptions synth;
-  synth.format = SourceFormat::kBf16;
-  synth.geometry = {3, 128, 64};
-  synth.main_layers = 2;
-  WorkerPool pool(1);
-  ASSERT_TRUE(WriteSynthCheckpoint(PosixEnv(), checkpoint, synth, pool).has_value());
-  std::vector<std::vector<std::vector<std::byte>>> booted;
-  for (const bool cuda : {false, true}) {
+// Cold boots from a checkpoint.
+class FakeCudaCold : public FakeCuda {
+ protected:
+  static constexpr uint64_t kSourceBytes = 2 * 3 * 3 * 128 * 64 * 2;  // of WriteCheckpoint
+
+  void WriteCheckpoint() {
+    SynthCheckpointOptions synth;
+    synth.format = SourceFormat::kBf16;
+    synth.geometry = {3, 128, 64};
+    synth.main_layers = 2;
+    WorkerPool pool(1);
+    ASSERT_TRUE(WriteSynthCheckpoint(PosixEnv(), checkpoint(), synth, pool).has_value());
+  }
+  std::string checkpoint() const { return directory_.path() + "/model"; }
+  EngineOptions ColdOptions(bool cuda = true) {
     EngineOptions options = Options();
     options.device.cuda = cuda;
     if (!cuda) options.base_residency = Residency::kAuto;
-    options.store_directory = directory_.path() + (cuda ? "/cuda" : "/cpu");
-    options.checkpoint = checkpoint;
-    const uint64_t downloads = fake.calls("cuMemcpyDtoHAsync");
-    const auto layers = Boot(options);
-    ASSERT_TRUE(layers) << layers.error().ToString();
-    booted.push_back(*layers);
-    EXPECT_EQ(fake.calls("cuMemcpyDtoHAsync") > downloads, cuda);
-    EXPECT_EQ(fake.live(), 0);
+    options.store_directory = directory_.path() + Text("/cold-{}", ++stores_);
+    options.checkpoint = checkpoint();
+    return options;
   }
-  EXPECT_EQ(booted[0], booted[1]);
+  int stores_ = 0;
+};
+
+TEST_F(FakeCudaCold, WhatIsBuiltOnTheDeviceIsNotCopiedThereAgain) {
+  ASSERT_NO_FATAL_FAILURE(WriteCheckpoint());
+  const auto expected = Boot(ColdOptions(false));
+  ASSERT_TRUE(expected) << expected.error().ToString();
+  const uint64_t downloads = fake.calls("cuMemcpyDtoHAsync");
+  const uint64_t uploaded = fake.uploaded();
+  const auto layers = Boot(ColdOptions());
+  ASSERT_TRUE(layers) << layers.error().ToString();
+  EXPECT_EQ(*layers, *expected);
+  EXPECT_GT(fake.calls("cuMemcpyDtoHAsync"), downloads);
+  // The sources, the workers' tables of thresholds, and the gaps of the files.
+  EXPECT_GE(fake.uploaded() - uploaded, kSourceBytes);
+  EXPECT_LT(fake.uploaded() - uploaded, kSourceBytes + 2 * 2048 + 2 * 4 * kPageBytes);
+  EXPECT_EQ(fake.live(), 0);
+}
+
+// Where the device has no memory for a worker, the CPU quantizes, and its planes go there once.
+TEST_F(FakeCudaCold, WhatTheCpuQuantizesIsCopiedThereAndKept) {
+  ASSERT_NO_FATAL_FAILURE(WriteCheckpoint());
+  const auto expected = Boot(ColdOptions(false));
+  ASSERT_TRUE(expected) << expected.error().ToString();
+  EngineOptions options = ColdOptions();
+  uint64_t planes = 0;
+  for (const auto& layer : *expected) planes += layer.size();
+  options.boot.memory_limit_bytes = planes + 3 * kPageBytes * 2;
+  const auto engine = Engine::Open(PosixEnv(), options).value();
+  const auto booted = engine->Boot({});
+  ASSERT_TRUE(booted) << booted.error().ToString();
+  EXPECT_EQ(engine->build_report().bytes_quantized_on_device, 0u);
+  EXPECT_EQ(engine->report().bytes_read, 0u);
+  EXPECT_EQ(engine->report().bytes_verified, engine->report().bytes_kept);
+  EXPECT_GT(engine->report().bytes_kept, 0u);
+}
+
+TEST_F(FakeCudaCold, AFailureOfAnyCallIsAStatusAndLeavesNothingBehind) {
+  ASSERT_NO_FATAL_FAILURE(WriteCheckpoint());
+  const auto expected = Boot(ColdOptions(false));
+  for (const char* function : {"cuMemCreate", "cuMemAlloc", "cuMemcpyHtoDAsync",
+                               "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuLaunchKernel",
+                               "cuEventSynchronize", "cuStreamCreateWithPriority"}) {
+    for (uint64_t skip = 0; skip < 40; ++skip) {
+      fake.fail(function, skip, CUDA_ERROR_LAUNCH_FAILED, false);
+      const auto booted = Boot(ColdOptions());
+      const bool met = fake.failed() != 0;
+      fake.heal();
+      ASSERT_TRUE(met || skip > 0) << function << " is not called any more";
+      ASSERT_EQ(fake.live(), 0) << function << ", call " << skip;
+      if (booted) {
+        ASSERT_EQ(*booted, *expected) << function << ", call " << skip;
+      }
+      if (!met) break;
+    }
+  }
 }
 
 }  // namespace

@@ -245,6 +245,7 @@ Result<PlanConfig> Engine::MakeConfig() const {
   config.delta_pinned_bytes = options_.pin_delta_bytes;
   config.host_bytes = ReadMemoryLimit().available_bytes;
   config.device_is_host = device_ == nullptr;
+  config.keeps_built = device_ != nullptr && device_->verifies();
   config.no_build = options_.no_build;
   config.shard_rank = rank_;
   config.shard_world = manifest_.identity.shard_world;
@@ -325,6 +326,32 @@ void Engine::TellWhatStaysOnTheHost() const {
       on_host, Counted(bases_.size(), "layers"), FormatBytes(plan_->device_limit_bytes));
 }
 
+// Memory for the bases that are built on the device, all at once, and where each of them is in it.
+Result<std::map<uint32_t, std::byte*>> Engine::PlaceKept() {
+  std::map<uint32_t, uint64_t> offsets;
+  std::vector<ByteRange> wanted;
+  uint64_t bytes = 0;
+  for (const PlanEntry* entry : bases_) {
+    if (entry->bytes_kept == 0) continue;
+    const LayerLayout layout = PlanLayerLayout(
+        Encoding::kBase,
+        manifest_.layers[entry->layer].geometry.OfShard(manifest_.identity.shard_world));
+    offsets[entry->layer] = bytes;
+    if (!options_.experts) wanted.push_back({bytes, layout.data_bytes});
+    for (const Section& section : layout.sections)
+      if (options_.experts)
+        wanted.push_back(
+            {bytes + layout.PieceOffset(section, options_.experts->begin) - layout.data_offset,
+             section.expert_stride * (options_.experts->end - options_.experts->begin)});
+    bytes += layout.data_bytes;
+  }
+  std::map<uint32_t, std::byte*> places;
+  if (bytes == 0) return places;
+  HP_ASSIGN(kept_memory_, device_->Allocate(bytes, wanted));
+  for (const auto& [layer, offset] : offsets) places[layer] = kept_memory_->data() + offset;
+  return places;
+}
+
 Result<void> Engine::StartBuilds() {
   if (!plan_->builds()) return {};
   std::map<uint32_t, std::vector<Encoding>> needs;
@@ -350,6 +377,9 @@ Result<void> Engine::StartBuilds() {
     HP_ASSIGN(const uint64_t device_bytes, DeviceBytes());
     const uint64_t taken = plan_->bytes_device + options_.reserve_bytes;
     build.device_limit_bytes = std::max<uint64_t>(1, device_bytes - std::min(device_bytes, taken));
+    HP_ASSIGN(kept_places_, PlaceKept());
+    build.keep = kept_places_;
+    build.kept_experts = options_.experts;
   }
   std::vector<uint32_t> bases;
   for (const PlanEntry* entry : bases_) bases.push_back(entry->layer);
@@ -380,7 +410,7 @@ Result<void> Engine::Boot(const LayerReady& on_layer_ready) {
     if (!booted) failure_ = booted.error();
     if (plan_) {
       report_.layers_total = plan_->layers_total;
-      report_.bytes_needed = plan_->bytes_store;
+      report_.bytes_needed += plan_->bytes_store;
       report_.bytes_skipped = plan_->bytes_skipped;
     }
     report_.seconds = planned_seconds + SecondsSince(start);
@@ -479,6 +509,9 @@ Result<void> Engine::RunSession(size_t begin, size_t end) {
   options.layers.clear();
   for (size_t i = begin; i < end; ++i)
     options.layers += Text("{}{}", i == begin ? "" : ",", bases_[i]->layer);
+  for (size_t i = begin; i < end; ++i)
+    if (const auto place = kept_places_.find(bases_[i]->layer); place != kept_places_.end())
+      options.places[place->first] = {place->second, cold_->IsKept(place->first)};
   // Building and landing share one account of what is done.
   const bool building = cold_ != nullptr && cold_->started();
   if (building) options.progress = nullptr;
@@ -522,11 +555,15 @@ void Engine::AddReport(const BootSession& session, double start_seconds, size_t 
   const BootReport& part = session.report();
   const size_t published_count = session.layers().size();
   uint64_t published_bytes = 0;
+  uint64_t kept_bytes = 0;
   std::lock_guard lock(mutex_);
   for (size_t i = 0; i < published_count; ++i) {
     BootReport::LayerSource source = part.sources[i];
     source.seconds_ready += start_seconds;
-    published_bytes += source.bytes;
+    (source.kept ? kept_bytes : published_bytes) += source.bytes;
+    // What was to be built here, and another process has built, is read from its file after all.
+    const bool planned_kept = bases_[published_before + i]->bytes_kept > 0;
+    if (planned_kept && !source.kept) report_.bytes_needed += source.bytes;
     report_.sources.push_back(source);
   }
   HP_CHECK(layers_.size() == published_before + published_count);
@@ -535,7 +572,8 @@ void Engine::AddReport(const BootSession& session, double start_seconds, size_t 
   report_.bytes_read_disk += part.bytes_read_disk;
   if (!part.read_path.empty()) report_.read_path = part.read_path;
   report_.bytes_reread += part.bytes_reread + (part.bytes_read - read_bytes);
-  report_.bytes_verified += std::min(part.bytes_verified, read_bytes);
+  report_.bytes_kept += kept_bytes;
+  report_.bytes_verified += std::min(part.bytes_verified, read_bytes + kept_bytes);
   report_.bytes_metadata += part.bytes_metadata;
   report_.seconds_allocate += part.seconds_allocate;
   report_.seconds_land += part.seconds_land;

@@ -160,6 +160,7 @@ class Engine {
   Result<void> ComparePresent();
   Result<PlanConfig> MakeConfig() const;
   Result<void> StartBuilds();
+  Result<std::map<uint32_t, std::byte*>> PlaceKept();
   Result<void> BootBases();
   Result<void> PinDelta();
   Result<void> PinLayer(const PlanEntry& entry, uint64_t* read_bytes);
@@ -183,7 +184,9 @@ class Engine {
   Digest128 generation_id_{};
   uint32_t rank_ = 0;
   std::unique_ptr<Generation> generation_;
-  std::unique_ptr<ColdLayers> cold_;  // after generation_: it is destroyed first
+  std::unique_ptr<DeviceArena> kept_memory_;    // of the bases that are built on the device
+  std::map<uint32_t, std::byte*> kept_places_;  // in it, by layer
+  std::unique_ptr<ColdLayers> cold_;  // after what it uses, generation_ too: it is destroyed first
   bool paired_ = false;               // cold_ is the generation's source
   std::optional<PlanConfig> config_;
   std::optional<BootPlan> plan_;

@@ -215,9 +215,10 @@ void Page::Tiles() {
     Tile(Bytes(built), "of layer files written", -1);
     Tile(Bytes(run_.Figure("peak_staging_bytes")), "of staging at most", -1);
   } else {
-    Tile(needed > 0 ? Text("{:.0f}%", std::floor(100 * verified / needed)) : "-",
+    const double booted = needed + run_.Figure("bytes_kept");
+    Tile(booted > 0 ? Text("{:.0f}%", std::floor(100 * verified / booted)) : "-",
          Text("of the bytes verified{}", built > 0 ? Text("; {} built", Bytes(built)) : ""),
-         needed > 0 ? verified / needed : 0);
+         booted > 0 ? verified / booted : 0);
     Tile(Seconds(run_.Figure("seconds_first_layer")), "of landing until the first layer was ready",
          -1);
   }

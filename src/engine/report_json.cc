@@ -41,6 +41,7 @@ Json EntryJson(const PlanEntry& entry) {
                {"bytes_store", entry.bytes_store},
                {"bytes_checkpoint", entry.bytes_checkpoint},
                {"bytes_built", entry.bytes_built},
+               {"bytes_kept", entry.bytes_kept},
                {"bytes_skipped", entry.bytes_skipped}};
   if (entry.residency != Residency::kInvalid) json["residency"] = ResidencyName(entry.residency);
   return json;
@@ -121,7 +122,8 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
                            const Digest128& generation, double limit_bytes_per_second) {
   Json json;
   json["layers_total"] = report.layers_total;
-  json["layers_read"] = report.sources.size();
+  json["layers_read"] = std::count_if(report.sources.begin(), report.sources.end(),
+                                      [](const auto& layer) { return !layer.kept; });
   json["layers_built"] = build.layers_built;
   json["layers_attached"] =
       std::count_if(plan.entries.begin(), plan.entries.end(),
@@ -134,6 +136,7 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
   json["bytes_metadata"] = report.bytes_metadata;
   json["bytes_reread"] = report.bytes_reread;
   json["bytes_skipped"] = report.bytes_skipped;
+  json["bytes_kept"] = report.bytes_kept;
   json["bytes_verified"] = report.bytes_verified;
   json["bytes_built"] = build.bytes_built;
   json["seconds"] = report.seconds;
@@ -181,6 +184,7 @@ std::string BootPlanJson(const BootPlan& plan, const Digest128& generation) {
   json["bytes_store"] = plan.bytes_store;
   json["bytes_checkpoint"] = plan.bytes_checkpoint;
   json["bytes_built"] = plan.bytes_built;
+  json["bytes_kept"] = plan.bytes_kept;
   json["bytes_skipped"] = plan.bytes_skipped;
   json["bytes_device"] = plan.bytes_device;
   json["bytes_host"] = plan.bytes_host;

@@ -35,13 +35,13 @@ constexpr uint64_t kRingBytesMax = kGiB;
 class CudaLanding final : public LandingDevice {
  public:
   CudaLanding(const CudaDriver& driver, CUcontext context, PinnedRing& ring, CudaVerifier& verifier,
-              const DeviceOptions& options, std::atomic<bool>& landing)
+              bool verifies, const DeviceOptions& options, std::atomic<bool>& landing)
       : driver_(driver),
         context_(context),
         memory_(ring),
         verifier_(verifier),
         piece_bytes_(options.piece_bytes),
-        verifies_(options.verify_on_device && verifier.has_kernel()),
+        verifies_(verifies),
         landing_(landing),
         lanes_{CopyLane(driver), CopyLane(driver)},
         windows_(driver, options),
@@ -149,6 +149,10 @@ class CudaDevice final : public Device {
       : driver_(driver), ordinal_(ordinal), options_(options) {}
 
   ~CudaDevice() override {
+    if (upload_stream_ != nullptr) {
+      const CurrentContext current(driver_, context_);
+      (void)driver_.cuStreamDestroy(upload_stream_);
+    }
     quantize_kernels_.reset();
     verifier_.reset();
     ring_.reset();
@@ -191,8 +195,8 @@ class CudaDevice final : public Device {
 
   Result<std::unique_ptr<LandingDevice>> BeginLanding() override {
     HP_CHECK(!landing_.exchange(true));
-    auto landing =
-        std::make_unique<CudaLanding>(driver_, context_, *ring_, *verifier_, options_, landing_);
+    auto landing = std::make_unique<CudaLanding>(driver_, context_, *ring_, *verifier_, verifies(),
+                                                 options_, landing_);
     HP_TRY(landing->Open());
     return std::unique_ptr<LandingDevice>(std::move(landing));
   }
@@ -214,6 +218,24 @@ class CudaDevice final : public Device {
         driver_, Text("cannot register {} of host memory", FormatBytes(memory.size())),
         driver_.cuMemHostRegister(memory.data(), memory.size(), CU_MEMHOSTREGISTER_PORTABLE));
     return std::make_unique<CudaHostRegistration>(driver_, context_, memory.data());
+  }
+
+  bool verifies() const override { return options_.verify_on_device && verifier_->has_kernel(); }
+
+  Result<void> Upload(std::span<const std::byte> from, std::byte* to) override {
+    const std::lock_guard lock(upload_mutex_);
+    const CurrentContext current(driver_, context_);
+    if (upload_stream_ == nullptr) {
+      HP_ASSIGN(upload_stream_, NewCudaStream(driver_));
+    }
+    HP_CUDA_TRY(driver_, "cannot copy to the device",
+                driver_.cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(to), from.data(),
+                                          from.size(), upload_stream_));
+    const CUresult waited = driver_.cuStreamSynchronize(upload_stream_);
+    // A wait that fails does not say that the copy has ended.
+    if (waited != CUDA_SUCCESS) (void)driver_.cuStreamSynchronize(upload_stream_);
+    HP_CUDA_TRY(driver_, "cannot copy to the device", waited);
+    return {};
   }
 
   Result<void> Download(const std::byte* from, std::span<std::byte> to) const override {
@@ -244,6 +266,8 @@ class CudaDevice final : public Device {
   std::unique_ptr<PinnedRing> ring_;
   std::unique_ptr<CudaVerifier> verifier_;
   std::unique_ptr<QuantizeKernels> quantize_kernels_;
+  std::mutex upload_mutex_;
+  CUstream upload_stream_ = nullptr;  // guarded by it; made by the first upload
 };
 
 Result<void> CudaDevice::OpenContext() {

@@ -72,11 +72,11 @@ class CudaQuantizer final : public MatrixQuantizer {
   Result<void> Quantize(bool alternate_zeros, const MatrixPlanes& planes) override;
 
  private:
-  // A plane and where it is wanted.
+  // A plane, where it is wanted, and where it is made.
   struct Part {
     std::byte* host;
     uint64_t bytes;
-    uint64_t offset;
+    std::byte* device;
   };
   using Parts = std::array<Part, 4>;  // codes, scales, nibbles, quintals
 
@@ -179,14 +179,15 @@ Result<MatrixCounts> CudaQuantizer::Load(const MatrixSource& source) {
 CudaQuantizer::Parts CudaQuantizer::PlaceParts(const MatrixPlanes& planes) const {
   const size_t n = loaded_.n;
   const size_t k = loaded_.k;
-  Parts parts = {{{planes.codes, CodePlaneBytes(n, k), 0},
-                  {planes.scales, ScalePlaneBytes(n, k), 0},
-                  {planes.nibbles, NibblePlaneBytes(n, k), 0},
-                  {planes.quintals, QuintalPlaneBytes(n, k), 0}}};
+  Parts parts = {{{planes.codes, CodePlaneBytes(n, k), planes.device_codes},
+                  {planes.scales, ScalePlaneBytes(n, k), planes.device_scales},
+                  {planes.nibbles, NibblePlaneBytes(n, k), nullptr},
+                  {planes.quintals, QuintalPlaneBytes(n, k), nullptr}}};
   uint64_t offset = 0;
   for (Part& part : parts) {
-    part.offset = offset;
-    if (part.host != nullptr) offset += RoundUp(part.bytes, kQuantizerAlignBytes);
+    if (part.host == nullptr || part.device != nullptr) continue;
+    part.device = reinterpret_cast<std::byte*>(plane_memory_.At(offset));
+    offset += RoundUp(part.bytes, kQuantizerAlignBytes);
   }
   HP_CHECK(offset <= plane_memory_.bytes());
   return parts;
@@ -195,8 +196,8 @@ CudaQuantizer::Parts CudaQuantizer::PlaceParts(const MatrixPlanes& planes) const
 Result<void> CudaQuantizer::Quantize(bool alternate_zeros, const MatrixPlanes& planes) {
   const CurrentContext current(driver_, context_);
   const Parts parts = PlaceParts(planes);
-  const auto pointer = [this](const Part& part) {
-    return part.host != nullptr ? plane_memory_.Pointer(part.offset) : nullptr;
+  const auto pointer = [](const Part& part) {
+    return part.host != nullptr ? reinterpret_cast<uint8_t*>(part.device) : nullptr;
   };
   tile::Planes made = {pointer(parts[0]), pointer(parts[1]), pointer(parts[2]), pointer(parts[3])};
   const uint8_t* thresholds = threshold_memory_.Pointer(0);
@@ -205,9 +206,9 @@ Result<void> CudaQuantizer::Quantize(bool alternate_zeros, const MatrixPlanes& p
   HP_TRY(Launch(kernels_.quantize(), arguments));
   for (const Part& part : parts)
     if (part.host != nullptr)
-      HP_CUDA_TRY(
-          driver_, "cannot copy planes from the device",
-          driver_.cuMemcpyDtoHAsync(part.host, plane_memory_.At(part.offset), part.bytes, stream_));
+      HP_CUDA_TRY(driver_, "cannot copy planes from the device",
+                  driver_.cuMemcpyDtoHAsync(part.host, reinterpret_cast<CUdeviceptr>(part.device),
+                                            part.bytes, stream_));
   return Wait();
 }
 

@@ -48,6 +48,7 @@ struct Fake {
   std::recursive_mutex mutex;
   std::map<std::string, uint64_t> calls;
   uint64_t all_calls = 0;
+  uint64_t uploaded_bytes = 0;
   int64_t live = 0;
   std::vector<CUstream_st*> streams;  // also those that were destroyed
   uint64_t memory_bytes = uint64_t{1} << 34;
@@ -332,6 +333,7 @@ CUresult MemGranularity(size_t* granule, const CUmemAllocationProp*,
 }
 CUresult MemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
   FAKE_ENTER("cuMemcpyHtoDAsync");
+  State().uploaded_bytes += bytes;
   if (bytes != 0) Queue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
   return CUDA_SUCCESS;
 }
@@ -694,6 +696,10 @@ FAKE_EXPORT int64_t fake_cuda_live() {
 FAKE_EXPORT uint64_t fake_cuda_calls(const char* function) {
   const std::lock_guard<std::recursive_mutex> lock(State().mutex);
   return *function == '\0' ? State().all_calls : State().calls[function];
+}
+FAKE_EXPORT uint64_t fake_cuda_uploaded() {
+  const std::lock_guard<std::recursive_mutex> lock(State().mutex);
+  return State().uploaded_bytes;
 }
 FAKE_EXPORT void fake_cuda_memory(uint64_t bytes) {
   const std::lock_guard<std::recursive_mutex> lock(State().mutex);

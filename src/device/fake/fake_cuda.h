@@ -20,6 +20,8 @@ int fake_cuda_failed(void);
 int64_t fake_cuda_live(void);
 // Calls of a function so far; "" counts all.
 uint64_t fake_cuda_calls(const char* function);
+// Bytes that were copied from the host to the device so far.
+uint64_t fake_cuda_uploaded(void);
 // Device memory that there is; 256 MiB of it are the context's.
 void fake_cuda_memory(uint64_t bytes);
 }
