@@ -171,11 +171,7 @@ std::function<void()> DecodeWork(unsigned blocks, void** arguments) {
 constexpr FakeKernel kDecode = {"hotplane_moe_decode", DecodeWork};
 const FakeKernelAdded kDecodeAdded(kDecode);
 
-// Prefill. The sums of both products are made with the second; what they are made from is not put
-// in order.
-std::function<void()> NoWork(unsigned, void**) {
-  return [] {};
-}
+// Prefill on Hopper. The sums of both products are made with the second.
 template <Tier kTier>
 std::function<void()> PrefillWork(unsigned, void** arguments) {
   const auto args = *static_cast<const MoeArgs*>(arguments[0]);
@@ -190,8 +186,6 @@ std::function<void()> CombineWork(unsigned, void** arguments) {
 }
 
 constexpr FakeKernel kPrefill[] = {
-    {"hotplane_moe_sort", NoWork},
-    {"hotplane_moe_arrange", NoWork},
     {"hotplane_moe_prefill_base", PrefillWork<Tier::kBase>},
     {"hotplane_moe_prefill_nibbles", PrefillWork<Tier::kNibbles>},
     {"hotplane_moe_prefill_quintals", PrefillWork<Tier::kQuintals>},
@@ -199,7 +193,7 @@ constexpr FakeKernel kPrefill[] = {
 };
 const FakeKernelAdded kPrefillAdded[] = {
     FakeKernelAdded(kPrefill[0]), FakeKernelAdded(kPrefill[1]), FakeKernelAdded(kPrefill[2]),
-    FakeKernelAdded(kPrefill[3]), FakeKernelAdded(kPrefill[4]), FakeKernelAdded(kPrefill[5])};
+    FakeKernelAdded(kPrefill[3])};
 
 }  // namespace
 }  // namespace hotplane

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -43,7 +44,8 @@ struct Options {
   std::string shape;      // empty: all
   std::string precision;  // empty: all
   std::string json_path;
-  uint64_t memory = uint64_t{48} << 30;  // of planes at most
+  std::optional<PrefillKernels> prefill;  // nullopt: the best
+  uint64_t memory = uint64_t{48} << 30;   // of planes at most
   std::vector<uint32_t> tokens = {1, 2, 4, 8, 16, 32, 128, 1024, 4096};
 };
 
@@ -79,9 +81,10 @@ class Bench {
   void Run(const Shape& shape) {
     MakeLayers(shape.geometry);
     const double limit = ReadRate();
-    std::printf("%s: E=%u H=%u I=%u top %u, %zu layers, memory is read at %.0f GB/s\n", shape.name,
-                shape.geometry.experts, shape.geometry.hidden, shape.geometry.intermediate,
-                shape.top_k, layers_, limit / 1e9);
+    std::printf(
+        "%s: E=%u H=%u I=%u top %u, %zu layers, memory is read at %.0f GB/s, prefill by %s\n",
+        shape.name, shape.geometry.experts, shape.geometry.hidden, shape.geometry.intermediate,
+        shape.top_k, layers_, limit / 1e9, NameOf(moe_.prefill()));
     std::printf("  %-13s %6s %10s %10s %9s %7s %8s\n", "precision", "tokens", "us", "MB", "GB/s",
                 "share", "TFLOP/s");
     for (const auto& kind : kKinds) {
@@ -278,6 +281,13 @@ class Bench {
   std::string json_;
 };
 
+int Usage() {
+  std::fprintf(stderr,
+               "usage: moe_cuda_bench [--smoke] [--shape NAME] [--precision NAME] [--tokens N,N] "
+               "[--prefill wgmma|mma] [--json FILE]\n");
+  return 2;
+}
+
 int Main(int count, char** arguments) {
   Options options;
   for (int i = 1; i < count; ++i) {
@@ -289,6 +299,11 @@ int Main(int count, char** arguments) {
       options.shape = value();
     } else if (name == "--precision") {
       options.precision = value();
+    } else if (name == "--prefill") {
+      const std::string wanted = value();
+      for (const PrefillKernels kernels : kAllPrefillKernels)
+        if (wanted == NameOf(kernels)) options.prefill = kernels;
+      if (!options.prefill) return Usage();
     } else if (name == "--json") {
       options.json_path = value();
     } else if (name == "--tokens") {
@@ -297,10 +312,7 @@ int Main(int count, char** arguments) {
       for (size_t at = 0, next; (next = list.find(',', at)) != std::string::npos; at = next + 1)
         options.tokens.push_back(static_cast<uint32_t>(std::stoul(list.substr(at, next - at))));
     } else {
-      std::fprintf(stderr,
-                   "usage: moe_cuda_bench [--smoke] [--shape NAME] [--precision NAME] [--tokens "
-                   "N,N] [--json FILE]\n");
-      return 2;
+      return Usage();
     }
   }
   std::string why;
@@ -309,7 +321,8 @@ int Main(int count, char** arguments) {
     std::printf("skipped: %s\n", why.c_str());
     return options.smoke ? 0 : 1;
   }
-  Result<std::unique_ptr<CudaMoe>> moe = CudaMoe::Load(gpu->driver, gpu->context, gpu->device);
+  Result<std::unique_ptr<CudaMoe>> moe =
+      CudaMoe::Load(gpu->driver, gpu->context, gpu->device, options.prefill);
   if (!moe || *moe == nullptr) {
     std::printf("%s\n", moe ? "no kernels for this GPU" : moe.error().ToString().c_str());
     return 1;

@@ -1,10 +1,15 @@
 // The operator on a GPU: the cases of the CPU's against float64. Skipped, and saying so, where
 // there is none.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
+#include <optional>
 
+#include "device/fake/fake_cuda.h"
 #include "moe/moe_cuda_testing.h"
 #include "moe/reference.h"
 
@@ -21,46 +26,71 @@ class MoeOnGpu : public testing::Test {
     std::string why;
     gpu_ = Gpu::Open(&why);
     if (gpu_ == nullptr) GTEST_SKIP() << "no CUDA device: " << why;
-    Result<std::unique_ptr<CudaMoe>> moe = CudaMoe::Load(gpu_->driver, gpu_->context, gpu_->device);
-    ASSERT_TRUE(moe) << moe.error().ToString();
-    if (*moe == nullptr) GTEST_SKIP() << "this build has no kernels for this GPU";
-    moe_ = std::move(*moe);
+    moe_ = Load({});
+    if (moe_ == nullptr) GTEST_SKIP() << "this build has no kernels for this GPU";
+    for (const PrefillKernels kernels : kAllPrefillKernels)
+      if (std::unique_ptr<CudaMoe> moe = Load(kernels)) prefills_.push_back(std::move(moe));
+    ASSERT_FALSE(prefills_.empty());
   }
 
-  std::vector<uint16_t> Run(const DeviceProblem& problem) {
-    const Result<void> done = moe_->Forward(problem.call, gpu_->stream);
+  std::unique_ptr<CudaMoe> Load(std::optional<PrefillKernels> prefill) {
+    Result<std::unique_ptr<CudaMoe>> moe =
+        CudaMoe::Load(gpu_->driver, gpu_->context, gpu_->device, prefill);
+    EXPECT_TRUE(moe) << moe.error().ToString();
+    return moe ? std::move(*moe) : nullptr;
+  }
+
+  std::vector<uint16_t> Run(const CudaMoe& moe, const DeviceProblem& problem) {
+    const Result<void> done = moe.Forward(problem.call, gpu_->stream);
     EXPECT_TRUE(done) << done.error().ToString();
     EXPECT_EQ(gpu_->Wait(), CUDA_SUCCESS);
     return problem.y.Download<uint16_t>();
   }
+  std::vector<uint16_t> Run(const DeviceProblem& problem) { return Run(*moe_, problem); }
 
-  void ExpectWithinTheBound(const DeviceProblem& problem, const std::vector<uint16_t>& y,
-                            const std::string& what, bool usual = true) {
+  // Decode is the same with all of them.
+  template <typename Check>
+  void WithEveryPrefill(const DeviceProblem& problem, Check&& check) {
+    const bool decode = problem.call.token_count * problem.call.top_k <= 256;
+    for (const std::unique_ptr<CudaMoe>& moe : prefills_) {
+      problem.Poison(*gpu_);
+      check(*moe, decode ? "decode" : NameOf(moe->prefill()));
+      if (decode) break;
+    }
+  }
+
+  void ExpectWithinTheBound(const DeviceProblem& problem, const std::string& of,
+                            bool usual = true) {
     const MoeReference reference = ReferenceMoe(problem.host.call);
-    EXPECT_EQ(problem.refusal.Download<Refusal>()[0].kind, 0u) << what;
-    double errors = 0, squares = 0;
-    for (size_t i = 0; i < y.size(); ++i) {
-      const double error = std::fabs(double{FromBf16(y[i])} - reference.y[i]);
-      ASSERT_LE(error, reference.bound[i])
-          << what << ", element " << i << ": " << FromBf16(y[i]) << " for " << reference.y[i];
-      errors += error * error;
-      squares += reference.y[i] * reference.y[i];
-    }
-    // The bound is of the worst case; what is seen is the rounding of act and of y to bfloat16,
-    // 2^-9/sqrt(3) at most each, of a sum whose terms cancel.
-    if (squares > 0 && usual) {
-      EXPECT_LT(std::sqrt(errors / squares), 0x1p-8) << what;
-    }
+    WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* name) {
+      const std::string what = of + ", " + name;
+      const std::vector<uint16_t> y = Run(moe, problem);
+      EXPECT_EQ(problem.refusal.Download<Refusal>()[0].kind, 0u) << what;
+      double errors = 0, squares = 0;
+      for (size_t i = 0; i < y.size(); ++i) {
+        const double error = std::fabs(double{FromBf16(y[i])} - reference.y[i]);
+        ASSERT_LE(error, reference.bound[i])
+            << what << ", element " << i << ": " << FromBf16(y[i]) << " for " << reference.y[i];
+        errors += error * error;
+        squares += reference.y[i] * reference.y[i];
+      }
+      // The bound is of the worst case; what is seen is the rounding of act and of y to bfloat16,
+      // 2^-9/sqrt(3) at most each, of a sum whose terms cancel.
+      if (squares > 0 && usual) {
+        EXPECT_LT(std::sqrt(errors / squares), 0x1p-8) << what;
+      }
+    });
   }
 
   std::unique_ptr<Gpu> gpu_;
   std::unique_ptr<CudaMoe> moe_;
+  std::vector<std::unique_ptr<CudaMoe>> prefills_;  // that there are for this GPU
 };
 
 TEST_F(MoeOnGpu, EveryCaseIsWithinTheBoundOfFloat64) {
   for (const Case& c : kCases) {
     const DeviceProblem problem(*gpu_, c, 7);
-    ExpectWithinTheBound(problem, Run(problem), c.name);
+    ExpectWithinTheBound(problem, c.name);
   }
 }
 
@@ -69,10 +99,37 @@ TEST_F(MoeOnGpu, EveryNumberOfTokensOfAnExpert) {
     for (const size_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33}) {
       const Case c = {"", 3, 640, 192, tokens, 1, kSilu, false, mix, Ids::kOneExpert};
       const DeviceProblem problem(*gpu_, c, static_cast<uint32_t>(tokens));
-      ExpectWithinTheBound(
-          problem, Run(problem),
-          std::to_string(tokens) + " tokens, mix " + std::to_string(static_cast<int>(mix)));
+      ExpectWithinTheBound(problem, std::to_string(tokens) + " tokens, mix " +
+                                        std::to_string(static_cast<int>(mix)));
     }
+  }
+}
+
+// All that the table has, with tokens enough for a prefill.
+TEST_F(MoeOnGpu, EveryCaseAsAPrefill) {
+  for (Case c : kCases) {
+    if (c.top_k == 0) continue;
+    c.tokens = 256 / c.top_k + 1;
+    ExpectWithinTheBound(DeviceProblem(*gpu_, c, 7), c.name);
+  }
+}
+
+// Experts of so many assignments, and of none between them.
+TEST_F(MoeOnGpu, PrefillOfEveryWidth) {
+  static constexpr size_t kCounts[] = {1,   0,  15, 16, 17, 31, 32, 33,  0,   47,  48,  49,
+                                       63,  64, 65, 80, 81, 96, 97, 111, 112, 113, 127, 128,
+                                       129, 7,  0,  8,  9,  95, 79, 225, 257, 2,   3,   5};
+  const size_t tokens = std::accumulate(std::begin(kCounts), std::end(kCounts), size_t{0});
+  for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals}) {
+    const Case c = {"", std::size(kCounts), 64, 128, tokens, 1, kDeepSeek, false, mix};
+    DeviceProblem problem(*gpu_, c, 12);
+    problem.host.ids.clear();
+    for (size_t e = 0; e < std::size(kCounts); ++e)
+      problem.host.ids.insert(problem.host.ids.end(), kCounts[e], static_cast<int32_t>(e));
+    std::shuffle(problem.host.ids.begin(), problem.host.ids.end(), std::mt19937(1));
+    problem.host.call.ids = problem.host.ids.data();
+    problem.Upload(*gpu_);
+    ExpectWithinTheBound(problem, "mix " + std::to_string(static_cast<int>(mix)));
   }
 }
 
@@ -82,12 +139,12 @@ TEST_F(MoeOnGpu, PrefillOfEveryTier) {
     const Case cases[] = {
         {"uneven", 9, 320, 192, 200, 2, kGptOss, true, mix},
         {"one expert", 2, 128, 64, 257, 1, kSilu, false, mix, Ids::kOneExpert},
-        {"one expert, two runs of 113", 1, 64, 64, 226, 2, kSilu, false, mix, Ids::kOneExpert},
+        {"one expert, runs of 113", 1, 64, 64, 226, 2, kSilu, false, mix, Ids::kOneExpert},
         {"many experts", 300, 64, 64, 100, 4, kDeepSeek, false, mix},
     };
     for (const Case& c : cases) {
       const DeviceProblem problem(*gpu_, c, 11);
-      ExpectWithinTheBound(problem, Run(problem),
+      ExpectWithinTheBound(problem,
                            std::string(c.name) + ", mix " + std::to_string(static_cast<int>(mix)));
     }
   }
@@ -97,7 +154,7 @@ TEST_F(MoeOnGpu, WideShapes) {
   for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals, Mix::kMixed}) {
     const Case c = {"", 4, 2880, 704, 3, 2, kGptOss, true, mix};
     const DeviceProblem problem(*gpu_, c, 3);
-    ExpectWithinTheBound(problem, Run(problem), "wide");
+    ExpectWithinTheBound(problem, "wide");
   }
 }
 
@@ -116,7 +173,7 @@ TEST_F(MoeOnGpu, ScalesOfEverySize) {
       for (float& x : on_device.host.x) x = std::ldexp(x, std::clamp(130 - lowest, -95, 60));
       on_device.Upload(*gpu_);
       // At the ends of the range act is nearly nothing.
-      ExpectWithinTheBound(on_device, Run(on_device), std::to_string(lowest), false);
+      ExpectWithinTheBound(on_device, std::to_string(lowest), false);
     }
   }
 }
@@ -124,8 +181,10 @@ TEST_F(MoeOnGpu, ScalesOfEverySize) {
 TEST_F(MoeOnGpu, GivesTheSameBitsEveryTime) {
   for (const char* name : {"one token", "prefill", "both precisions in one call"}) {
     const DeviceProblem problem(*gpu_, CaseNamed(name), 3);
-    const std::vector<uint16_t> first = Run(problem);
-    for (int i = 0; i < 20; ++i) EXPECT_EQ(Run(problem), first) << name;
+    WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* kernels) {
+      const std::vector<uint16_t> first = Run(moe, problem);
+      for (int i = 0; i < 20; ++i) EXPECT_EQ(Run(moe, problem), first) << name << ", " << kernels;
+    });
   }
 }
 
@@ -135,26 +194,28 @@ TEST_F(MoeOnGpu, AGraphGivesWhatTheCallGives) {
   if (calls.cuStreamBeginCapture == nullptr) GTEST_SKIP() << "this driver has no graphs";
   for (const char* name : {"one token", "prefill", "both precisions in one call"}) {
     DeviceProblem problem(*gpu_, CaseNamed(name), 3);
-    ASSERT_EQ(calls.cuStreamBeginCapture(gpu_->stream, CU_STREAM_CAPTURE_MODE_RELAXED),
-              CUDA_SUCCESS);
-    ASSERT_TRUE(moe_->Forward(problem.call, gpu_->stream));
-    CUgraph graph = nullptr;
-    CUgraphExec exec = nullptr;
-    ASSERT_EQ(calls.cuStreamEndCapture(gpu_->stream, &graph), CUDA_SUCCESS);
-    ASSERT_EQ(calls.cuGraphInstantiate(&exec, graph, 0), CUDA_SUCCESS);
-    for (int i = 0; i < 3; ++i) {
-      for (int32_t& id : problem.host.ids)
-        id = (id + i) % static_cast<int32_t>(problem.call.geometry.experts);
-      ASSERT_EQ(gpu_->driver.cuMemcpyHtoDAsync(problem.ids.address(), problem.host.ids.data(),
-                                               problem.ids.bytes(), gpu_->stream),
+    WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* kernels) {
+      ASSERT_EQ(calls.cuStreamBeginCapture(gpu_->stream, CU_STREAM_CAPTURE_MODE_RELAXED),
                 CUDA_SUCCESS);
-      ASSERT_EQ(calls.cuGraphLaunch(exec, gpu_->stream), CUDA_SUCCESS);
-      ASSERT_EQ(gpu_->Wait(), CUDA_SUCCESS);
-      const std::vector<uint16_t> replayed = problem.y.Download<uint16_t>();
-      EXPECT_EQ(replayed, Run(problem)) << name << ", replay " << i;
-    }
-    EXPECT_EQ(calls.cuGraphExecDestroy(exec), CUDA_SUCCESS);
-    EXPECT_EQ(calls.cuGraphDestroy(graph), CUDA_SUCCESS);
+      ASSERT_TRUE(moe.Forward(problem.call, gpu_->stream));
+      CUgraph graph = nullptr;
+      CUgraphExec exec = nullptr;
+      ASSERT_EQ(calls.cuStreamEndCapture(gpu_->stream, &graph), CUDA_SUCCESS);
+      ASSERT_EQ(calls.cuGraphInstantiate(&exec, graph, 0), CUDA_SUCCESS);
+      for (int i = 0; i < 3; ++i) {
+        for (int32_t& id : problem.host.ids)
+          id = (id + i) % static_cast<int32_t>(problem.call.geometry.experts);
+        ASSERT_EQ(gpu_->driver.cuMemcpyHtoDAsync(problem.ids.address(), problem.host.ids.data(),
+                                                 problem.ids.bytes(), gpu_->stream),
+                  CUDA_SUCCESS);
+        ASSERT_EQ(calls.cuGraphLaunch(exec, gpu_->stream), CUDA_SUCCESS);
+        ASSERT_EQ(gpu_->Wait(), CUDA_SUCCESS);
+        const std::vector<uint16_t> replayed = problem.y.Download<uint16_t>();
+        EXPECT_EQ(replayed, Run(moe, problem)) << name << ", " << kernels << ", replay " << i;
+      }
+      EXPECT_EQ(calls.cuGraphExecDestroy(exec), CUDA_SUCCESS);
+      EXPECT_EQ(calls.cuGraphDestroy(graph), CUDA_SUCCESS);
+    });
   }
 }
 
@@ -213,9 +274,11 @@ TEST_F(MoeOnGpu, NanStaysVisible) {
         DeviceProblem problem(*gpu_, c, 8);
         problem.host.x[1 * 128 + 70] = std::nanf("");
         problem.Upload(*gpu_);
-        ExpectNanOnly(
-            Run(problem), 128, [](size_t token) { return token == 1; },
-            std::to_string(tokens) + " tokens");
+        WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* name) {
+          ExpectNanOnly(
+              Run(moe, problem), 128, [](size_t token) { return token == 1; },
+              std::to_string(tokens) + " tokens, " + name);
+        });
       }
     }
   }
@@ -229,14 +292,16 @@ TEST_F(MoeOnGpu, PrefillTellsWhatItCannotCompute) {
     problem.host.ids[7] = 5;
     problem.host.ids[299] = -1;
     problem.Upload(*gpu_);
-    ExpectNanOnly(
-        Run(problem), 128,
-        [&](size_t token) {
-          return problem.host.ids[token] == 3 || problem.host.ids[token] < 0 ||
-                 problem.host.ids[token] > 4;
-        },
-        std::to_string(static_cast<int>(mix)));
-    EXPECT_NE(problem.refusal.Download<Refusal>()[0].kind, 0u);
+    WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* name) {
+      ExpectNanOnly(
+          Run(moe, problem), 128,
+          [&](size_t token) {
+            return problem.host.ids[token] == 3 || problem.host.ids[token] < 0 ||
+                   problem.host.ids[token] > 4;
+          },
+          std::string(name) + ", mix " + std::to_string(static_cast<int>(mix)));
+      EXPECT_NE(problem.refusal.Download<Refusal>()[0].kind, 0u);
+    });
   }
 }
 
@@ -253,7 +318,7 @@ TEST_F(MoeOnGpu, PrefillOfScalesOfEverySize) {
       }
       for (float& x : problem.host.x) x = std::ldexp(x, std::clamp(124 - byte, -100, 100));
       problem.Upload(*gpu_);
-      ExpectWithinTheBound(problem, Run(problem), std::to_string(byte), false);
+      ExpectWithinTheBound(problem, std::to_string(byte), false);
     }
   }
   const Case c = {"", 2, 128, 64, 300, 1, kSilu, false, Mix::kBase};
@@ -262,8 +327,26 @@ TEST_F(MoeOnGpu, PrefillOfScalesOfEverySize) {
     for (TestLayer::Expert& expert : problem.host.layer.experts)
       for (std::byte& scale : expert.sc13) scale = std::byte(byte);
     problem.Upload(*gpu_);
-    for (const uint16_t y : Run(problem)) ASSERT_FALSE(std::isfinite(FromBf16(y))) << byte;
+    WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* name) {
+      for (const uint16_t y : Run(moe, problem))
+        ASSERT_FALSE(std::isfinite(FromBf16(y))) << byte << ", " << name;
+    });
   }
+}
+
+// Of the fake driver: as if it were of another generation.
+TEST_F(MoeOnGpu, WithoutWgmmaPrefillTakesMma) {
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
+  const auto fail = reinterpret_cast<decltype(&fake_cuda_fail)>(dlsym(driver, "fake_cuda_fail"));
+  if (fail == nullptr) GTEST_SKIP() << "this GPU has what it has";
+  if (moe_->prefill() != PrefillKernels::kWgmma) GTEST_SKIP() << "this build has no wgmma";
+  // The first module has the kernels of decode.
+  fail("cuModuleLoadData", 1, CUDA_ERROR_NO_BINARY_FOR_GPU, false);
+  const std::unique_ptr<CudaMoe> other = Load({});
+  ASSERT_NE(other, nullptr);
+  EXPECT_EQ(other->prefill(), PrefillKernels::kMma);
+  fail("cuModuleLoadData", 1, CUDA_ERROR_NO_BINARY_FOR_GPU, false);
+  EXPECT_EQ(Load(PrefillKernels::kWgmma), nullptr);
 }
 
 TEST_F(MoeOnGpu, CallsThatCannotBeAreRefusedBeforeAnythingRuns) {

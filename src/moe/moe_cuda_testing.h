@@ -169,19 +169,12 @@ struct DeviceProblem {
     x = Buffer(gpu, std::span<const uint16_t>(rounded));
     ids = Buffer(gpu, std::span<const int32_t>(host.ids));
     weights = Buffer(gpu, std::span<const float>(host.weights));
-    const std::vector<uint16_t> poison(host.y.size(), 0x7FFF);
-    y = Buffer(gpu, std::span<const uint16_t>(poison));
+    y = Buffer(gpu, host.y.size() * sizeof(uint16_t));
     call.geometry = host.call.geometry;
     call.activation = host.call.activation;
     call.token_count = static_cast<uint32_t>(host.call.token_count);
     call.top_k = static_cast<uint32_t>(host.call.top_k);
     workspace = Buffer(gpu, CudaMoe::WorkspaceBytes(call.geometry, call.token_count, call.top_k));
-    // What is not said to be zero is not.
-    const uint64_t zeros = CudaMoe::kWorkspaceZeros;
-    HP_CHECK(gpu.driver.cuMemsetD8(workspace.address(), 0, zeros) == CUDA_SUCCESS);
-    HP_CHECK(workspace.bytes() == zeros ||
-             gpu.driver.cuMemsetD8(workspace.address() + zeros, 0xFF, workspace.bytes() - zeros) ==
-                 CUDA_SUCCESS);
     refusal = Buffer(gpu, std::span<const moe_cuda::Refusal>(std::vector<moe_cuda::Refusal>(1)));
     call.slots = slots.as<ExpertSlot>();
     call.wanted = wanted.as<uint8_t>();
@@ -192,6 +185,20 @@ struct DeviceProblem {
     call.workspace = workspace.as<std::byte>();
     call.workspace_bytes = workspace.bytes();
     call.refusal = refusal.as<moe_cuda::Refusal>();
+    Poison(gpu);
+  }
+
+  // Nothing is left of an earlier call; what is not said to be zero is not.
+  void Poison(const Gpu& gpu) const {
+    const auto fill = [&](CUdeviceptr at, unsigned char byte, size_t bytes) {
+      HP_CHECK(bytes == 0 || gpu.driver.cuMemsetD8(at, byte, bytes) == CUDA_SUCCESS);
+    };
+    const uint64_t zeros = CudaMoe::kWorkspaceZeros;
+    fill(workspace.address(), 0, zeros);
+    fill(workspace.address() + zeros, 0xFF, workspace.bytes() - zeros);
+    fill(y.address(), 0xFF, y.bytes());
+    fill(refusal.address(), 0, refusal.bytes());
+    HP_CHECK(gpu.driver.cuCtxSynchronize() == CUDA_SUCCESS);
   }
 };
 

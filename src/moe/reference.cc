@@ -25,6 +25,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "base/check.h"
 #include "moe/routing.h"
@@ -74,26 +75,13 @@ class Expert {
       : call_(call),
         weights_(weights),
         fast_(call.arithmetic == Arithmetic::kFast),
-        bf16_(call.arithmetic == Arithmetic::kBf16) {}
-
-  double Weight(bool w13, size_t n, size_t k) const {
-    const size_t columns = w13 ? call_.geometry.k13() : call_.geometry.k2();
-    const std::byte* codes = w13 ? weights_.planes13 : weights_.planes2;
-    const std::byte* scales = w13 ? weights_.sc13 : weights_.sc2;
-    const std::byte* fp = w13 ? weights_.fp13 : weights_.fp2;
-    if (weights_.precision == Precision::kBase) return BaseWeight(codes, scales, columns, n, k);
-    if (weights_.fp_encoding == Encoding::kDeltaNibble)
-      return NibbleWeight(fp, scales, columns, n, k);
-    return QuintalWeight(codes, fp, scales, columns, n, k);
-  }
-
-  double ScaleAt(bool w13, size_t n, size_t k) const {
-    return Scale(w13 ? weights_.sc13 : weights_.sc2,
-                 w13 ? call_.geometry.k13() : call_.geometry.k2(), n, k);
-  }
+        bf16_(call.arithmetic == Arithmetic::kBf16),
+        w13_(Decode(true)),
+        w2_(Decode(false)) {}
 
   std::vector<Value> Multiply(bool w13, const std::vector<Value>& in) const {
     const std::vector<double> steps = Steps(in);
+    const Matrix& matrix = w13 ? w13_ : w2_;
     const size_t rows = w13 ? call_.geometry.n13() : call_.geometry.n2();
     const std::byte* bias = !call_.geometry.biases ? nullptr
                             : w13                  ? weights_.bias13
@@ -102,14 +90,14 @@ class Expert {
     for (size_t n = 0; n < rows; ++n) {
       double magnitude = 0, passed = 0, quantized = 0, stepped = 0, scaled = 0;
       for (size_t k = 0; k < in.size(); ++k) {
-        const double w = Weight(w13, n, k);
+        const double w = matrix.weights[n * in.size() + k];
         out[n].value += w * in[k].value;
         magnitude += std::fabs(w) * (std::fabs(in[k].value) + in[k].error);
         passed += std::fabs(w) * in[k].error;
         quantized += std::fabs(w) * steps[k / 32] / 2 * (1 + 0x1p-12);
         stepped += std::fabs(w) * steps[k / 32];
         if (!bf16_) continue;
-        scaled += ScaleAt(w13, n, k);
+        scaled += matrix.scales[(n * in.size() + k) / 32];
         // Prefill takes them for zero.
         if (std::fabs(w) <= 0x1p-127)
           passed += std::fabs(w) * (std::fabs(in[k].value) + in[k].error);
@@ -140,6 +128,31 @@ class Expert {
   }
 
  private:
+  // Row by row.
+  struct Matrix {
+    std::vector<double> weights;
+    std::vector<double> scales;  // of blocks of 32
+  };
+  Matrix Decode(bool w13) const {
+    const size_t rows = w13 ? call_.geometry.n13() : call_.geometry.n2();
+    const size_t columns = w13 ? call_.geometry.k13() : call_.geometry.k2();
+    const std::byte* codes = w13 ? weights_.planes13 : weights_.planes2;
+    const std::byte* scales = w13 ? weights_.sc13 : weights_.sc2;
+    const std::byte* fp = w13 ? weights_.fp13 : weights_.fp2;
+    const bool base = weights_.precision == Precision::kBase;
+    const bool nibbles = weights_.fp_encoding == Encoding::kDeltaNibble;
+    Matrix matrix;
+    for (size_t n = 0; n < rows; ++n) {
+      for (size_t k = 0; k < columns; ++k) {
+        matrix.weights.push_back(base      ? BaseWeight(codes, scales, columns, n, k)
+                                 : nibbles ? NibbleWeight(fp, scales, columns, n, k)
+                                           : QuintalWeight(codes, fp, scales, columns, n, k));
+        if (k % 32 == 0) matrix.scales.push_back(Scale(scales, columns, n, k));
+      }
+    }
+    return matrix;
+  }
+
   // By block of 32 the step of the int8 form: amax/127 of what is quantized, whose error counts.
   std::vector<double> Steps(const std::vector<Value>& in) const {
     std::vector<double> steps(in.size() / 32);
@@ -170,6 +183,7 @@ class Expert {
   const ExpertWeights& weights_;
   bool fast_;
   bool bf16_;
+  Matrix w13_, w2_;
 };
 
 }  // namespace
@@ -208,20 +222,29 @@ double QuintalWeight(const std::byte* codes, const std::byte* quintals, const st
 
 MoeReference ReferenceMoe(const MoeCall& call) {
   const size_t width = call.geometry.hidden;
+  // By expert, so that each is decoded once and no two are at a time.
+  std::map<int32_t, std::vector<size_t>> assignments_of;
+  for (size_t i = 0; i < call.token_count * call.top_k; ++i)
+    assignments_of[call.ids[i]].push_back(i);
+  std::vector<std::vector<Value>> results(call.token_count * call.top_k);
+  for (const auto& [id, assignments] : assignments_of) {
+    const Expert expert(call, call.experts[static_cast<size_t>(id)]);
+    for (const size_t assignment : assignments) {
+      std::vector<Value> x(width);
+      for (size_t k = 0; k < width; ++k) x[k].value = call.x[assignment / call.top_k * width + k];
+      results[assignment] = expert.Multiply(false, expert.Activate(expert.Multiply(true, x)));
+    }
+  }
   MoeReference reference;
   reference.y.resize(call.token_count * width);
   reference.bound.resize(call.token_count * width);
   for (size_t token = 0; token < call.token_count; ++token) {
-    std::vector<Value> x(width);
-    for (size_t k = 0; k < width; ++k) x[k].value = call.x[token * width + k];
     std::vector<double> magnitudes(width);
     double* y = reference.y.data() + token * width;
     double* bound = reference.bound.data() + token * width;
     for (size_t slot = 0; slot < call.top_k; ++slot) {
       const size_t assignment = token * call.top_k + slot;
-      const Expert expert(call, call.experts[static_cast<size_t>(call.ids[assignment])]);
-      const std::vector<Value> result =
-          expert.Multiply(false, expert.Activate(expert.Multiply(true, x)));
+      const std::vector<Value>& result = results[assignment];
       const double weight = call.weights[assignment];
       for (size_t n = 0; n < width; ++n) {
         y[n] += weight * result[n].value;

@@ -10,11 +10,49 @@ namespace hotplane {
 // Made from the kernels by the build.
 extern const unsigned char kMoeDecodeImage[];
 extern const unsigned char kMoePrefillSortImage[];
+extern const unsigned char kMoePrefillMmaImage[];
+#ifdef HOTPLANE_MOE_PREFILL_SM90
 extern const unsigned char kMoePrefillSm90Image[];
+#endif
 
 namespace {
 
 using namespace moe_cuda;
+
+// A product of a prefill.
+struct PrefillSet {
+  const char* name;
+  const unsigned char* image;  // null: this build has none
+  const char* kernels[3];      // from base, nibbles, quintals
+  uint32_t threads;
+  uint32_t blocks_per_multiprocessor;
+  uint32_t shared_bytes;
+};
+#ifdef HOTPLANE_MOE_PREFILL_SM90
+constexpr const unsigned char* kSm90Image = kMoePrefillSm90Image;
+#else
+constexpr const unsigned char* kSm90Image = nullptr;
+#endif
+// By PrefillKernels.
+constexpr PrefillSet kPrefillSets[] = {
+    {"wgmma",
+     kSm90Image,
+     {"hotplane_moe_prefill_base", "hotplane_moe_prefill_nibbles", "hotplane_moe_prefill_quintals"},
+     kPrefillThreads,
+     1,
+     kPrefillSharedBytes},
+    {"mma",
+     kMoePrefillMmaImage,
+     {"hotplane_moe_prefill_mma_base", "hotplane_moe_prefill_mma_nibbles",
+      "hotplane_moe_prefill_mma_quintals"},
+     kPrefillMmaThreads,
+     kPrefillMmaBlocksPerSm,
+     kPrefillMmaSharedBytes},
+};
+static_assert(std::size(kPrefillSets) == std::size(kAllPrefillKernels));
+const PrefillSet& SetOf(PrefillKernels kernels) {
+  return kPrefillSets[static_cast<size_t>(kernels)];
+}
 
 constexpr uint64_t kAlign = 256;
 // Of each thread block, beside what it asks for.
@@ -54,9 +92,11 @@ Result<void> CheckCall(const CudaMoeCall& call) {
             .Expected(Text("1 to {} experts, widths that are multiples of 64", kDecodeExpertsMax))
             .Found(
                 Text("E={} H={} I={}", geometry.experts, geometry.hidden, geometry.intermediate)));
-  // Prefill counts activations in 32 bits.
+  // Prefill counts activations in 32 bits, and runs of columns in 16.
   const uint64_t widest = std::max(geometry.hidden, geometry.intermediate);
-  const uint64_t assignments_max = ((uint64_t{1} << 32) - 1) / widest;
+  const uint64_t assignments_max = std::min(
+      ((uint64_t{1} << 32) - 1) / widest,
+      uint64_t{(1u << 16) - 1 - kDecodeExpertsMax} * std::min(kPrefillColumns, kPrefillMmaColumns));
   if (uint64_t{call.token_count} * std::max(1u, call.top_k) > assignments_max)
     return Fail(Status::Usage("too many tokens at once for the experts")
                     .Expected(Text("tokens times top k up to {}", assignments_max))
@@ -87,8 +127,11 @@ Result<void> CheckCall(const CudaMoeCall& call) {
 
 }  // namespace
 
+const char* NameOf(PrefillKernels kernels) { return SetOf(kernels).name; }
+
 Result<std::unique_ptr<CudaMoe>> CudaMoe::Load(const CudaDriver& driver, CUcontext context,
-                                               CUdevice device) {
+                                               CUdevice device,
+                                               std::optional<PrefillKernels> prefill) {
   std::unique_ptr<CudaMoe> moe(new CudaMoe(driver, context));
   const auto ask = [&](CUdevice_attribute attribute, uint32_t* value) -> Result<void> {
     int answer = 0;
@@ -105,8 +148,12 @@ Result<std::unique_ptr<CudaMoe>> CudaMoe::Load(const CudaDriver& driver, CUconte
   if (loaded == CUDA_ERROR_NO_BINARY_FOR_GPU) return std::unique_ptr<CudaMoe>();
   HP_CUDA_TRY(driver, "cannot load the kernels of the experts", loaded);
   HP_TRY(moe->LoadDecode());
-  HP_TRY(moe->LoadPrefill());
-  return moe;
+  for (const PrefillKernels kernels : kAllPrefillKernels) {
+    if (kernels != prefill.value_or(kernels)) continue;
+    HP_ASSIGN(const bool there, moe->LoadPrefill(kernels));
+    if (there) return moe;
+  }
+  return std::unique_ptr<CudaMoe>();
 }
 
 Result<void> CudaMoe::Get(CUmodule module, const char* name, CUfunction* function) const {
@@ -128,26 +175,31 @@ Result<void> CudaMoe::LoadDecode() {
   return GiveShared(decode_, shared_per_block_);
 }
 
-Result<void> CudaMoe::LoadPrefill() {
-#ifdef HOTPLANE_MOE_PREFILL_SM90
-  const CUresult loaded = driver_.cuModuleLoadData(&prefill_module_, kMoePrefillSm90Image);
+Result<bool> CudaMoe::LoadPrefill(PrefillKernels kernels) {
+  const PrefillSet& set = SetOf(kernels);
+  if (set.image == nullptr) return false;
+  const CUresult loaded = driver_.cuModuleLoadData(&prefill_module_, set.image);
   if (loaded == CUDA_ERROR_NO_BINARY_FOR_GPU) {
     prefill_module_ = nullptr;
-    return {};
+    return false;
   }
   HP_CUDA_TRY(driver_, "cannot load the kernels of prefill", loaded);
   HP_CUDA_TRY(driver_, "cannot load the kernels that sort for prefill",
               driver_.cuModuleLoadData(&sort_module_, kMoePrefillSortImage));
   HP_TRY(Get(sort_module_, "hotplane_moe_sort", &sort_));
   HP_TRY(Get(sort_module_, "hotplane_moe_arrange", &arrange_));
-  constexpr const char* kNames[] = {"hotplane_moe_prefill_base", "hotplane_moe_prefill_nibbles",
-                                    "hotplane_moe_prefill_quintals"};
   for (size_t i = 0; i < std::size(prefill_); ++i) {
-    HP_TRY(Get(prefill_module_, kNames[i], &prefill_[i]));
-    HP_TRY(GiveShared(prefill_[i], kPrefillSharedBytes));
+    HP_TRY(Get(prefill_module_, set.kernels[i], &prefill_[i]));
+    HP_TRY(GiveShared(prefill_[i], set.shared_bytes));
+    // All the memory there is: so many blocks are to be resident at once.
+    if (set.blocks_per_multiprocessor > 1)
+      HP_CUDA_TRY(driver_, "cannot give a kernel its share of shared memory",
+                  driver_.cuFuncSetAttribute(prefill_[i],
+                                             CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                                             CU_SHAREDMEM_CARVEOUT_MAX_SHARED));
   }
-#endif
-  return {};
+  prefill_kernels_ = kernels;
+  return true;
 }
 
 CudaMoe::~CudaMoe() {
@@ -242,7 +294,6 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
   args.alpha = static_cast<float>(call.activation.alpha);
   args.biases = call.geometry.biases ? 1 : 0;
   if (assignments <= kDecodeAssignmentsMax) return Decode(args, stream);
-  if (prefill_module_ == nullptr) return DecodeInPieces(args, stream);
   std::byte* at =
       inner + InnerBytes(call.geometry, assignments) + ResultBytes(call.geometry, assignments);
   PrefillArgs prefill = {};
@@ -251,22 +302,6 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
   prefill.order = reinterpret_cast<uint32_t*>(at);
   prefill.begin = reinterpret_cast<uint32_t*>(at + OrderBytes(assignments));
   return Prefill(args, prefill, call.tiers, stream);
-}
-
-// Where there are no kernels for prefill: more tokens than a decode takes.
-Result<void> CudaMoe::DecodeInPieces(const MoeArgs& args, CUstream stream) const {
-  const uint32_t piece = kDecodeAssignmentsMax / args.top_k;
-  for (uint32_t first = 0; first < args.tokens; first += piece) {
-    MoeArgs some = args;
-    some.tokens = std::min(piece, args.tokens - first);
-    some.x += uint64_t{first} * args.hidden;
-    some.y += uint64_t{first} * args.hidden;
-    some.ids += uint64_t{first} * args.top_k;
-    some.weights += uint64_t{first} * args.top_k;
-    some.first_assignment = first * args.top_k;
-    HP_TRY(Decode(some, stream));
-  }
-  return {};
 }
 
 Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, uint8_t tiers,
@@ -280,14 +315,15 @@ Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, uint8_t tiers,
                   .blocks = static_cast<uint32_t>((blocks_of_32 + kThreads - 1) / kThreads),
                   .threads = kThreads},
                  stream, arguments));
+  const PrefillSet& set = SetOf(prefill_kernels_);
   for (uint32_t gate_up : {1u, 0u}) {
     void* with_product[] = {&args, &prefill, &gate_up};
     for (size_t i = 0; i < std::size(prefill_); ++i) {
       if ((tiers >> i & 1) == 0) continue;
       HP_TRY(Enqueue({.kernel = prefill_[i],
-                      .blocks = multiprocessors_,
-                      .threads = kPrefillThreads,
-                      .shared_bytes = kPrefillSharedBytes},
+                      .blocks = set.blocks_per_multiprocessor * multiprocessors_,
+                      .threads = set.threads,
+                      .shared_bytes = set.shared_bytes},
                      stream, with_product));
     }
   }

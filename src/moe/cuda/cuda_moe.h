@@ -4,7 +4,7 @@
 //   decode (up to 256 assignments)  weights are exact. At the base tier activations enter the
 //     products as 16-bit integers with a scale for each 32 of them, at most 1/65024 of the largest
 //     is lost; at FP4 as bfloat16, up to 2^63 in magnitude.
-//   prefill (more, on Hopper)       weights are rounded to bfloat16, which has them all but base
+//   prefill (more)                  weights are rounded to bfloat16, which has them all but base
 //     weights of 2^-127 (taken for zero) and those of scale bytes above 252 (infinite).
 //
 // All of a call happens on the device and on one stream, without a wait of the host: it can be
@@ -12,6 +12,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "base/status.h"
 #include "device/cuda/driver.h"
@@ -45,15 +46,26 @@ struct CudaMoeCall {
   moe_cuda::Refusal* refusal = nullptr;
 };
 
+// Which instructions multiply in a prefill, the best first: wgmma on Hopper, mma.sync from sm_80
+// on.
+enum class PrefillKernels : uint8_t { kWgmma, kMma };
+inline constexpr PrefillKernels kAllPrefillKernels[] = {PrefillKernels::kWgmma,
+                                                        PrefillKernels::kMma};
+const char* NameOf(PrefillKernels kernels);  // "wgmma", "mma"
+
 // The kernels of one GPU, loaded. Thread-safe; the context outlives it.
 class CudaMoe {
  public:
-  // The context is current. Null where this build has no kernels for this GPU.
+  // The context is current. Null where this build has no kernels for this GPU, or not those that
+  // `prefill` asks for; unless it does, prefill takes the best that there are.
   static Result<std::unique_ptr<CudaMoe>> Load(const CudaDriver& driver, CUcontext context,
-                                               CUdevice device);
+                                               CUdevice device,
+                                               std::optional<PrefillKernels> prefill = {});
   ~CudaMoe();
   CudaMoe(const CudaMoe&) = delete;
   CudaMoe& operator=(const CudaMoe&) = delete;
+
+  PrefillKernels prefill() const { return prefill_kernels_; }
 
   static constexpr uint64_t kWorkspaceZeros = 256;
   static uint64_t WorkspaceBytes(const LayerGeometry& geometry, uint32_t tokens, uint32_t top_k);
@@ -74,13 +86,13 @@ class CudaMoe {
   };
   Result<void> Enqueue(const Launch& launch, CUstream stream, void** arguments) const;
   Result<void> Decode(moe_cuda::MoeArgs args, CUstream stream) const;
-  Result<void> DecodeInPieces(const moe_cuda::MoeArgs& args, CUstream stream) const;
   Result<void> Prefill(moe_cuda::MoeArgs args, moe_cuda::PrefillArgs prefill, uint8_t tiers,
                        CUstream stream) const;
   Result<void> Get(CUmodule module, const char* name, CUfunction* function) const;
   Result<void> GiveShared(CUfunction kernel, uint32_t bytes) const;
   Result<void> LoadDecode();
-  Result<void> LoadPrefill();
+  // False where this GPU has none of these.
+  Result<bool> LoadPrefill(PrefillKernels kernels);
   // How many blocks decode a layer whose wider side is k, and what they get.
   struct DecodeShape {
     uint32_t blocks = 0;
@@ -100,8 +112,9 @@ class CudaMoe {
   CUmodule sort_module_ = nullptr;
   CUfunction sort_ = nullptr;
   CUfunction arrange_ = nullptr;
-  CUmodule prefill_module_ = nullptr;  // null: this GPU has no kernels of its own for prefill
-  CUfunction prefill_[3] = {};         // from base, nibbles, quintals
+  PrefillKernels prefill_kernels_ = PrefillKernels::kMma;
+  CUmodule prefill_module_ = nullptr;
+  CUfunction prefill_[3] = {};  // from base, nibbles, quintals
 };
 
 }  // namespace hotplane

@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 
 #include "format/kinds.h"
-#include "moe/cuda/routed.h"
+#include "moe/cuda/expert_matrix.h"
 
 namespace hotplane::moe_cuda {
 

@@ -84,6 +84,15 @@ inline constexpr unsigned kPrefillWeights = kPrefillColumns * 128;
 inline constexpr unsigned kPrefillStageBytes = 24 * 1024;
 inline constexpr unsigned kPrefillSharedBytes = kPrefillStages * kPrefillStageBytes + 1024;
 
+// The same of the kernels that take mma.sync. Two blocks fit a multiprocessor of any GPU: the least
+// shared memory that there is are 100 KiB, of which a block's own variables and the runtime take
+// about 4 KiB. Stages are as many as fit.
+inline constexpr unsigned kPrefillMmaThreads = 128;
+inline constexpr unsigned kPrefillMmaBlocksPerSm = 2;
+inline constexpr unsigned kPrefillMmaColumns = 128;
+inline constexpr unsigned kPrefillMmaRingBytes = 44 * 1024;
+inline constexpr unsigned kPrefillMmaSharedBytes = kPrefillMmaRingBytes + 128;
+
 // Of decode alone.
 struct DecodeArgs {
   uint32_t slice_tokens;  // assignments of an expert that are computed at once

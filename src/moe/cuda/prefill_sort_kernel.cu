@@ -1,8 +1,8 @@
 // Before the products of a prefill: assignments by expert, activations in the order of the
 // products.
 #include "format/tsym4.h"
+#include "moe/cuda/expert_matrix.h"
 #include "moe/cuda/ptx.h"
-#include "moe/cuda/routed.h"
 
 namespace hotplane::moe_cuda {
 namespace {
@@ -10,8 +10,11 @@ namespace {
 constexpr uint32_t kThreads = kPrefillSortThreads;
 constexpr uint32_t kWarps = kThreads / 32;
 
+// No expert, and larger than all.
+constexpr uint32_t kNobody = 0xFFFFFFFFu;
+
 __device__ __forceinline__ uint32_t IdAt(const MoeArgs& args, uint32_t a, uint32_t assignments) {
-  return a < assignments ? static_cast<uint32_t>(args.ids[a]) : kNoId;
+  return a < assignments ? static_cast<uint32_t>(args.ids[a]) : kNobody;
 }
 
 // The block's sum, for all threads.

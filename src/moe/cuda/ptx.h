@@ -53,6 +53,15 @@ __device__ __forceinline__ uint32_t Merge(uint32_t a, uint32_t b) {
   return (a & kMaskA) | (b & kMaskB);
 }
 
+// Four matrices of 8 rows of 16 bytes: lane 8i+r names row r of matrix i in shared memory; of each
+// matrix a lane gets bytes 4t to 4t+3 of row g.
+__device__ __forceinline__ void LoadMatrices(uint32_t (&matrices)[4], uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(shared)
+               : "memory");
+}
+
 // d += a b: a [16, 16], b [16, 8] bfloat16, d [16, 8] float32, in the layouts of the PTX manual.
 __device__ __forceinline__ void MultiplyBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {

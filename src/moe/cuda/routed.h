@@ -1,26 +1,15 @@
 // Who computes what in a call of few assignments: every block finds out for itself.
 #pragma once
 
-#include "moe/cuda/moe_args.h"
+#include "moe/cuda/expert_matrix.h"
 
 namespace hotplane::moe_cuda {
-
-inline constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
 // Some assignments of one expert.
 struct Slice {
   uint16_t expert;
   uint16_t begin;  // in `order`
   uint16_t count;
-};
-
-// One of the two matrices of a slice's expert.
-struct Matrix {
-  const uint8_t* codes;
-  const uint8_t* scales;
-  const uint8_t* fine;  // nibbles or quintals
-  const float* bias;    // null: none
-  uint32_t tier;
 };
 
 // The items of a product that a block has; an item is a slice and a pair of strips, numbered slice
@@ -109,35 +98,6 @@ __device__ __forceinline__ void SortByExpert(const MoeArgs& args, uint32_t slice
   const uint32_t count = __syncthreads_count(begins ? 1 : 0);
   if (threadIdx.x == 0) routed->slice_count = count;
   __syncthreads();
-}
-
-enum Tier : uint32_t { kTierMissing = 0, kTierBase = 1, kTierNibbles = 2, kTierQuintals = 3 };
-
-__device__ __forceinline__ uint32_t TierOf(const ExpertSlot& slot, uint32_t wanted, bool biases) {
-  if (wanted < kWantBase || wanted > kWantFp4OrBase) return kTierMissing;
-  if (biases && (slot.bias13 == nullptr || slot.bias2 == nullptr)) return kTierMissing;
-  if (slot.sc13 == nullptr || slot.sc2 == nullptr) return kTierMissing;
-  const bool base = slot.planes13 != nullptr && slot.planes2 != nullptr;
-  const bool fp4 = slot.fp13 != nullptr && slot.fp2 != nullptr && (slot.fp_quintals == 0 || base);
-  if (wanted != kWantBase && fp4) return slot.fp_quintals != 0 ? kTierQuintals : kTierNibbles;
-  if (wanted != kWantFp4 && base) return kTierBase;
-  return kTierMissing;
-}
-
-__device__ __forceinline__ void Refuse(Refusal* refusal, RefusalKind kind, uint32_t expert) {
-  if (atomicCAS(&refusal->kind, 0u, static_cast<uint32_t>(kind)) == 0) refusal->expert = expert;
-}
-
-__device__ __forceinline__ Matrix MatrixOf(const MoeArgs& args, uint32_t expert, bool gate_up) {
-  const ExpertSlot slot = args.slots[expert];
-  const uint32_t wanted = args.wanted != nullptr ? args.wanted[expert] : args.wanted_of_all;
-  const bool biases = args.biases != 0;
-  Matrix matrix = {gate_up ? slot.planes13 : slot.planes2, gate_up ? slot.sc13 : slot.sc2,
-                   gate_up ? slot.fp13 : slot.fp2, gate_up ? slot.bias13 : slot.bias2,
-                   TierOf(slot, wanted, biases)};
-  if (!biases) matrix.bias = nullptr;
-  if (matrix.tier == kTierMissing) Refuse(args.refusal, kRefusedExpert, expert);
-  return matrix;
 }
 
 inline constexpr uint32_t kCostMin = 35, kCostMax = 120;

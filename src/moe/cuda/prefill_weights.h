@@ -1,0 +1,146 @@
+// The weights of a prefill: from the planes through shared memory into left operands of the tensor
+// cores, their scales included, 64 of k at a time.
+#pragma once
+
+#include "format/tsym4.h"
+#include "moe/cuda/expert_matrix.h"
+#include "moe/cuda/fragments.h"
+
+namespace hotplane::moe_cuda {
+
+// Of one strip and 64 of k: what a lane has of codes, nibbles or quintals, and its scales.
+template <uint32_t kTier>
+struct RawTile;
+template <>
+struct RawTile<kTierBase> {
+  uint2 codes;
+  uint32_t scales[2][2];  // [row g, g+8][block]
+};
+template <>
+struct RawTile<kTierNibbles> {
+  uint4 nibbles;
+  uint32_t scales[2][2];
+};
+template <>
+struct RawTile<kTierQuintals> {
+  uint2 codes, words;
+  uint32_t last;
+  uint32_t scales[2][2];
+};
+
+// A strip's tile in a stage: codes, then nibbles or quintals, then scales.
+template <uint32_t kTier>
+struct StripBytes {
+  static constexpr uint32_t kCodes = kTier == kTierNibbles ? 0 : kTileCodeBytes;
+  static constexpr uint32_t kFine = kTier == kTierNibbles    ? kTileNibbleBytes
+                                    : kTier == kTierQuintals ? kTileQuintalBytes
+                                                             : 0;
+  static constexpr uint32_t kScales = kCodes + kFine;
+  static constexpr uint32_t kAll = kScales + kTileScaleBytes;
+};
+
+// Copies a strip into stages, tile by tile, a lane's pieces of 16 bytes. A warp's: it alone reads
+// them.
+template <uint32_t kTier>
+struct Weights {
+  using Bytes = StripBytes<kTier>;
+  static constexpr uint32_t kScaleLanes = kTileScaleBytes / 16;
+  const uint8_t* codes;
+  const uint8_t* fine;
+  const uint8_t* scales;
+  uint32_t slot;  // in a stage
+
+  __device__ __forceinline__ Weights(const Matrix& matrix, uint64_t first_tile, uint32_t in_stage)
+      : slot(in_stage) {
+    const uint32_t lane = threadIdx.x % 32;
+    codes = matrix.codes + first_tile * kTileCodeBytes + lane * 16;
+    fine = matrix.fine + first_tile * Bytes::kFine + lane * 16;
+    scales = matrix.scales + first_tile * kTileScaleBytes + lane * 16;
+  }
+  // The next tile.
+  __device__ __forceinline__ void Issue(uint32_t stage) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t to = stage + slot + lane * 16;
+    if (Bytes::kCodes != 0 && lane * 16 < kTileCodeBytes) ptx::CopyAsync16(to, codes);
+    if (Bytes::kFine == 512 || lane * 16 + 1 <= Bytes::kFine)
+      ptx::CopyAsync16(to + Bytes::kCodes, fine);
+    if (lane < kScaleLanes) ptx::CopyAsync16(to + Bytes::kScales, scales);
+    codes += kTileCodeBytes;
+    fine += Bytes::kFine;
+    scales += kTileScaleBytes;
+  }
+  // What the lane needs of it.
+  __device__ __forceinline__ void Load(const uint8_t* stage, RawTile<kTier>* raw) const {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint8_t* const strip = stage + slot;
+    if constexpr (kTier != kTierNibbles)
+      raw->codes = *reinterpret_cast<const uint2*>(strip + lane * 8);
+    if constexpr (kTier == kTierNibbles)
+      raw->nibbles = *reinterpret_cast<const uint4*>(strip + lane * 16);
+    if constexpr (kTier == kTierQuintals) {
+      raw->words = *reinterpret_cast<const uint2*>(strip + Bytes::kCodes + lane * 8);
+      raw->last = *reinterpret_cast<const uint16_t*>(strip + Bytes::kCodes + 256 + lane * 2);
+    }
+#pragma unroll
+    for (uint32_t row = 0; row < 2; ++row) {
+#pragma unroll
+      for (uint32_t block = 0; block < 2; ++block)
+        raw->scales[row][block] = strip[Bytes::kScales + block * kStripRows + row * 8 + lane / 4];
+    }
+  }
+};
+
+// The left operands of both multiplies of a block, scales included.
+template <int kBlock>
+__device__ __forceinline__ void Unpack(const RawTile<kTierBase>& raw, uint32_t (&a)[2][4]) {
+#pragma unroll
+  for (uint32_t row = 0; row < 2; ++row) {
+    const CodeSelectors selectors = SelectorsOf(row == 0 ? raw.codes.x : raw.codes.y);
+    ScaledLevels levels(raw.scales[row][kBlock]);
+    if (raw.scales[row][kBlock] > kLevelScaleMax) {
+      // Beyond float32 with the larger levels: infinite, all of them.
+      levels.high = 0x7F7FFFFFu;
+      levels.low = 0x80;
+    }
+    uint32_t pairs[2][2];
+    ScaledPairs(kBlock == 0 ? selectors.even : selectors.even >> 16,
+                kBlock == 0 ? selectors.odd : selectors.odd >> 16, levels, pairs);
+#pragma unroll
+    for (uint32_t multiply = 0; multiply < 2; ++multiply) {
+      a[multiply][row] = pairs[multiply][0];
+      a[multiply][2 + row] = pairs[multiply][1];
+    }
+  }
+}
+
+__device__ __forceinline__ void UnpackNibbles(uint2 nibbles, const uint32_t (&scales)[2],
+                                              uint32_t (&a)[2][4]) {
+  const WeightFragments of = NibbleFragments(nibbles.x, nibbles.y);
+  const uint32_t factors[2] = {FactorOf(scales[0]), FactorOf(scales[1])};
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i)
+    a[i / 4][i % 4] = ptx::MultiplyPair(of.a[i / 4][i % 4], factors[i % 2]);
+  if (__any_sync(kAllLanes, max(scales[0], scales[1]) > kNibbleScaleMax)) {
+    const uint32_t further[2] = {FurtherFactorOf(scales[0]), FurtherFactorOf(scales[1])};
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i)
+      a[i / 4][i % 4] = ptx::MultiplyPair(a[i / 4][i % 4], further[i % 2]);
+  }
+}
+template <int kBlock>
+__device__ __forceinline__ void Unpack(const RawTile<kTierNibbles>& raw, uint32_t (&a)[2][4]) {
+  const uint4& n = raw.nibbles;
+  UnpackNibbles(kBlock == 0 ? uint2{n.x, n.z} : uint2{n.y, n.w},
+                {raw.scales[0][kBlock], raw.scales[1][kBlock]}, a);
+}
+template <int kBlock>
+__device__ __forceinline__ void Unpack(const RawTile<kTierQuintals>& raw, uint32_t (&a)[2][4]) {
+  const uint32_t upper = kBlock == 0 ? raw.words.x : __funnelshift_r(raw.words.x, raw.words.y, 20);
+  const uint32_t lower =
+      kBlock == 0 ? raw.words.y >> 8 : __funnelshift_r(raw.words.y, raw.last, 28);
+  UnpackNibbles({NibblesOfQuintals(upper, raw.codes.x >> (16 * kBlock)),
+                 NibblesOfQuintals(lower, raw.codes.y >> (16 * kBlock))},
+                {raw.scales[0][kBlock], raw.scales[1][kBlock]}, a);
+}
+
+}  // namespace hotplane::moe_cuda

@@ -1,0 +1,144 @@
+// What prefill needs of src/moe/cuda/ptx.h, as functions of the host: found instead of that file
+// where kernels are compiled for the fake driver. Layouts are the PTX manual's.
+#pragma once
+
+#include <cstring>
+#include <deque>
+#include <random>
+#include <vector>
+
+#include "device/fake/cuda_on_host.h"
+#include "moe/bfloat16.h"
+
+namespace hotplane::moe_cuda {
+// The dynamic shared memory of a block. All of the least GPU's, for two blocks.
+inline constexpr uint32_t kSharedOnHost = 48 * 1024;
+alignas(16) extern thread_local uint8_t memory[kSharedOnHost];
+}  // namespace hotplane::moe_cuda
+
+namespace hotplane::ptx {
+
+// Shared memory does not begin at 0, nor at a multiple of much.
+inline constexpr uint32_t kSharedBegin = 2160;
+inline uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(static_cast<const uint8_t*>(pointer) - moe_cuda::memory) +
+         kSharedBegin;
+}
+inline uint8_t* AtShared(uint32_t address, uint32_t align) {
+  if (address < kSharedBegin || address + align > kSharedBegin + moe_cuda::kSharedOnHost)
+    on_host::Die("shared memory that it does not have");
+  if (address % align != 0) on_host::Die("a misaligned address in shared memory");
+  return moe_cuda::memory + (address - kSharedBegin);
+}
+
+// Copies arrive when they are issued or when they are waited for, as it happens.
+struct CopyOnHost {
+  uint8_t* to;
+  const void* from;
+};
+struct CopiesOnHost {
+  std::vector<CopyOnHost> open;
+  std::deque<std::vector<CopyOnHost>> committed;
+};
+inline thread_local CopiesOnHost copies[1024];  // by thread
+inline thread_local std::mt19937 chance;
+
+inline void CopyAsync16(uint32_t shared, const void* global) {
+  if (reinterpret_cast<uintptr_t>(global) % 16 != 0) on_host::Die("a misaligned address");
+  const CopyOnHost copy = {AtShared(shared, 16), global};
+  if (chance() % 2 == 0)
+    std::memcpy(copy.to, copy.from, 16);
+  else
+    copies[threadIdx.x].open.push_back(copy);
+}
+inline void CommitCopies() {
+  CopiesOnHost& own = copies[threadIdx.x];
+  own.committed.push_back(std::move(own.open));
+  own.open.clear();
+}
+template <int kPending>
+void WaitForCopies() {
+  CopiesOnHost& own = copies[threadIdx.x];
+  while (own.committed.size() > kPending) {
+    for (const CopyOnHost& copy : own.committed.front()) std::memcpy(copy.to, copy.from, 16);
+    own.committed.pop_front();
+  }
+}
+
+inline uint32_t Max(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+inline uint32_t Permute(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = uint64_t{b} << 32 | a;
+  uint32_t result = 0;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t nibble = selector >> (4 * i) & 15;
+    uint32_t byte = bytes >> (8 * (nibble & 7)) & 255;
+    if ((nibble & 8) != 0) byte = (byte & 128) != 0 ? 255 : 0;
+    result |= byte << (8 * i);
+  }
+  return result;
+}
+
+template <uint32_t kMaskA, uint32_t kMaskB>
+uint32_t Merge(uint32_t a, uint32_t b) {
+  return (a & kMaskA) | (b & kMaskB);
+}
+
+inline uint32_t MultiplyPair(uint32_t a, uint32_t b) {
+  const auto half = [&](uint32_t shift) {
+    const auto of = [&](uint32_t pair) { return FromBf16(static_cast<uint16_t>(pair >> shift)); };
+    return uint32_t{ToBf16(of(a) * of(b))} << shift;
+  };
+  return half(0) | half(16);
+}
+
+inline void LoadMatrices(uint32_t (&matrices)[4], uint32_t shared) {
+  struct Operands {
+    uint32_t (&matrices)[4];
+    const uint8_t* row;
+  } operands = {matrices, AtShared(shared, 16)};
+  on_host::Together(&operands, [](void* const(&lanes)[32]) {
+    for (uint32_t lane = 0; lane < 32; ++lane) {
+      for (uint32_t i = 0; i < 4; ++i) {
+        const uint8_t* const row = static_cast<Operands*>(lanes[8 * i + lane / 4])->row;
+        std::memcpy(&static_cast<Operands*>(lanes[lane])->matrices[i], row + lane % 4 * 4, 4);
+      }
+    }
+  });
+}
+
+struct MultiplyOnHost {
+  float (&d)[4];
+  const uint32_t (&a)[4];
+  uint32_t b[2];
+  static float Half(uint32_t pair, uint32_t k) {
+    return FromBf16(static_cast<uint16_t>(pair >> (k % 2 * 16)));
+  }
+};
+// Lane 4g+t: a[0] has row g, k 2t and 2t+1, a[1] row g+8; a[2] and a[3] the same of k+8; b[0] k 2t
+// and 2t+1 of column g, b[1] k+8; d[0] and d[1] row g, columns 2t and 2t+1, d[2] and d[3] row g+8.
+inline void MultiplyBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  MultiplyOnHost operands = {d, a, {b0, b1}};
+  on_host::Together(&operands, [](void* const(&lanes)[32]) {
+    using Of = MultiplyOnHost;
+    const auto at = [&](uint32_t lane) { return static_cast<Of*>(lanes[lane]); };
+    float left[16][16], right[16][8];
+    for (uint32_t k = 0; k < 16; ++k) {
+      const uint32_t t = k % 8 / 2;
+      for (uint32_t row = 0; row < 16; ++row)
+        left[row][k] = Of::Half(at(row % 8 * 4 + t)->a[k / 8 * 2 + row / 8], k);
+      for (uint32_t column = 0; column < 8; ++column)
+        right[k][column] = Of::Half(at(column * 4 + t)->b[k / 8], k);
+    }
+    for (uint32_t row = 0; row < 16; ++row) {
+      for (uint32_t column = 0; column < 8; ++column) {
+        double sum = 0;
+        for (uint32_t k = 0; k < 16; ++k) sum += double{left[row][k]} * double{right[k][column]};
+        float& to = at(row % 8 * 4 + column / 2)->d[row / 8 * 2 + column % 2];
+        to = static_cast<float>(double{to} + sum);
+      }
+    }
+  });
+}
+
+}  // namespace hotplane::ptx
