@@ -14,6 +14,7 @@
 #include "base/topology.h"
 #include "base/trace.h"
 #include "base/units.h"
+#include "boot/boot_estimate.h"
 #include "boot/layer_selection.h"
 
 namespace hotplane {
@@ -284,12 +285,7 @@ Result<void> BootSession::State::AllocateArena() {
 bool BootSession::State::ChooseBypass() const {
   if (options.map || options.cache == CacheMode::kKeep) return false;
   if (options.cache == CacheMode::kBypass) return true;
-  const MemoryLimit machine = ReadMemoryLimit();
-  // The files, the landed layers unless they are on a device, and a sixteenth for everybody else's
-  // changes of mind.
-  const uint64_t wanted = (OnDevice() ? 1 : 2) * report.bytes_needed;
-  const uint64_t room = machine.available_bytes - machine.available_bytes / 16;
-  return wanted > room;
+  return PassesByCache(report.bytes_needed, OnDevice(), ReadMemoryLimit().available_bytes);
 }
 
 void BootSession::State::ListRuns() {

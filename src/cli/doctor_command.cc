@@ -8,7 +8,9 @@
 #include "base/number_text.h"
 #include "base/topology.h"
 #include "base/units.h"
+#include "boot/boot_estimate.h"
 #include "boot/describe.h"
+#include "boot/source_rates.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "device/device.h"
@@ -25,6 +27,8 @@ struct Finding {
   std::string text;
 };
 
+std::string RateText(double rate) { return FormatRate(static_cast<uint64_t>(rate), 1); }
+
 class Doctor {
  public:
   explicit Doctor(const Context& context)
@@ -40,10 +44,22 @@ class Doctor {
   Result<void> CheckMemory();
   void CheckIo();
   Result<void> CheckDevice();
-  Result<void> CheckStore();
+  // The base files of a store, all ranks.
+  struct Bases {
+    uint64_t bytes = 0;
+    uint64_t cached_bytes = 0;
+    std::vector<FilePart> parts;
+    std::vector<FilePart> cached_parts;  // of them, wholly in the page cache
+  };
+  Result<void> CheckStore(Bases* bases);
   Result<void> CountFiles(const Generation& of_rank, Encoding encoding, size_t* present,
-                          uint64_t* base_bytes, uint64_t* cached_bytes);
-  void CheckCache(uint64_t bytes, uint64_t cached);
+                          Bases* bases);
+  void CheckCache(const Bases& bases);
+  Result<void> CheckCopies(const Bases& bases);
+  Result<void> CheckRegistration(std::span<const std::byte> pages, const char* of);
+  Result<void> CheckDisk(const Bases& bases);
+  void EstimateNext(const Bases& bases);
+  void PrintJson() const;
   void Add(bool ok, std::string subject, std::string text) {
     findings_.push_back({ok, std::move(subject), std::move(text)});
   }
@@ -53,11 +69,17 @@ class Doctor {
   const CancelToken& cancel_;
   WorkerPool pool_;
   std::vector<Finding> findings_;
+  HugeBuffer sample_;
   double copy_rate_ = 0;
   double read_rate_ = 0;
-  std::string device_;  // empty: none was asked for, or it cannot be opened
+  uint32_t world_ = 1;              // ranks of the store
+  std::unique_ptr<Device> device_;  // null: none was asked for, or it cannot be opened
   uint64_t device_free_bytes_ = 0;
   DeviceRates device_rates_;
+  RegistrationRates registration_;
+  std::vector<CopyRate> copy_rates_;
+  DiskRates disk_;
+  BootEstimate estimate_;
 };
 
 void Doctor::CheckIsa() {
@@ -80,10 +102,11 @@ Result<void> Doctor::CheckMemory() {
     Add(false, "speed", Text("not measured: {}", sample.error().what()));
     return {};
   }
-  for (size_t byte = 0; byte < sample->size(); byte += kPageBytes)
-    sample->data()[byte] = std::byte{1};
-  HP_ASSIGN(copy_rate_, MeasureCopyRate(pool_, sample->span()));
-  read_rate_ = MeasureReadRate(pool_, sample->span());
+  sample_ = *std::move(sample);
+  for (size_t byte = 0; byte < sample_.size(); byte += kPageBytes)
+    sample_.data()[byte] = std::byte{1};
+  HP_ASSIGN(copy_rate_, MeasureCopyRate(pool_, sample_.span()));
+  read_rate_ = MeasureReadRate(pool_, sample_.span());
   Add(true, "speed",
       Text("{} cores read memory at {}, copy it at {}", pool_.worker_count(),
            FormatRate(static_cast<uint64_t>(read_rate_), 1),
@@ -107,28 +130,114 @@ void Doctor::CheckIo() {
 // A device that was asked for and is not there is a finding, not a failure.
 Result<void> Doctor::CheckDevice() {
   if (!options_.device.cuda) return {};
-  const Result<std::unique_ptr<Device>> device =
+  Result<std::unique_ptr<Device>> device =
       OpenCudaDevice(options_.device.ordinal, {.thread_count = pool_.worker_count()});
   if (!device) {
     Add(false, "device", device.error().ToString());
     return {};
   }
-  device_ = (*device)->name();
-  const DeviceTimes times = (*device)->times();
-  HP_ASSIGN(const DeviceMemory memory, (*device)->Memory());
+  device_ = *std::move(device);
+  const DeviceTimes times = device_->times();
+  HP_ASSIGN(const DeviceMemory memory, device_->Memory());
   device_free_bytes_ = memory.free_bytes;
   Add(true, "device",
-      Text("{}: {} free of {}; opened in {} (context {}, ring of {} {})", device_,
+      Text("{}: {} free of {}; opened in {} (context {}, ring of {} {})", device_->name(),
            FormatBytes(memory.free_bytes), FormatBytes(memory.total_bytes),
            FormatSeconds(times.all), FormatSeconds(times.context),
-           FormatBytes((*device)->pinned_bytes()), FormatSeconds(times.ring)));
-  HP_ASSIGN(device_rates_, (*device)->MeasureRates());
-  const auto text = [](double rate) { return FormatRate(static_cast<uint64_t>(rate), 1); };
+           FormatBytes(device_->pinned_bytes()), FormatSeconds(times.ring)));
+  HP_ASSIGN(device_rates_, device_->MeasureRates());
   Add(device_rates_.pinned_copy > 0, "link",
       Text("pinned memory to device: {} in pieces of 4 MiB, {} of 16 MiB; hashed there at {}",
-           text(device_rates_.pinned_copy_4mib), text(device_rates_.pinned_copy_16mib),
-           text(device_rates_.verify)));
+           RateText(device_rates_.pinned_copy_4mib), RateText(device_rates_.pinned_copy_16mib),
+           RateText(device_rates_.verify)));
   return {};
+}
+
+// What threads copy of the page cache, and what a device registers of it: of the store's own pages,
+// where enough of them are in memory, else of memory of our own.
+Result<void> Doctor::CheckCopies(const Bases& bases) {
+  // Less would be measured in the caches.
+  constexpr uint64_t kPagesMin = 64 * kMiB;
+  constexpr uint64_t kPagesMax = 512 * kMiB;
+  std::span<const std::byte> pages = sample_.span();
+  const char* of = "own memory";
+  std::string path;
+  std::unique_ptr<File> file;
+  std::unique_ptr<Mapping> mapping;
+  if (!bases.cached_parts.empty() && bases.cached_parts.front().bytes >= kPagesMin) {
+    const FilePart& part = bases.cached_parts.front();
+    path = part.path;
+    HP_ASSIGN(file, PosixEnv().Open(path, OpenMode::kRead));
+    HP_ASSIGN(mapping, file->Map(part.offset, std::min(part.bytes, kPagesMax)));
+    HP_TRY(mapping->Populate(0, mapping->bytes().size()));
+    pages = mapping->bytes();
+    of = "the store's page cache";
+  }
+  HP_ASSIGN(copy_rates_, MeasureCopyRates(pages, pool_.worker_count(), path, &cancel_));
+  std::string text;
+  for (const CopyRate& rate : copy_rates_)
+    text += Text("{}{} by {}", text.empty() ? "" : ", ", RateText(rate.bytes_per_second),
+                 Counted(rate.threads, "threads"));
+  if (!text.empty()) Add(true, "copy", Text("{} to a ring: {}", of, text));
+  return CheckRegistration(pages, of);
+}
+
+Result<void> Doctor::CheckRegistration(std::span<const std::byte> pages, const char* of) {
+  if (device_ == nullptr || pages.empty()) return {};
+  HP_ASSIGN(registration_, device_->MeasureRegistration(pages));
+  if (registration_.registering <= 0) {
+    Add(true, "register", Text("the driver refuses to register {}: it is copied", of));
+    return {};
+  }
+  Add(true, "register",
+      Text("{} with the device at {}, released at {}", of, RateText(registration_.registering),
+           RateText(registration_.releasing)));
+  return {};
+}
+
+Result<void> Doctor::CheckDisk(const Bases& bases) {
+  if (bases.parts.empty()) return {};
+  HP_ASSIGN(disk_, MeasureDiskRates(PosixEnv(), bases.parts, &cancel_));
+  const auto text = [](double rate, const char* otherwise) {
+    return rate > 0 ? RateText(rate) : std::string(otherwise);
+  };
+  if (disk_.direct <= 0 && disk_.buffered <= 0) {
+    Add(true, "disk", "these files are in memory, and nowhere else");
+    return {};
+  }
+  Add(true, "disk",
+      Text("direct {}, through the page cache {}", text(disk_.direct, "refused"),
+           text(disk_.buffered, "not measured: the files do not leave memory")));
+  return {};
+}
+
+// Of one rank, where there are several.
+void Doctor::EstimateNext(const Bases& bases) {
+  if (bases.bytes == 0) return;
+  BootFacts facts;
+  facts.bytes = bases.bytes / world_;
+  // Some pages more or less are nobody's news.
+  const bool all = bases.cached_bytes >= bases.bytes - bases.bytes / 64;
+  facts.bytes_cached = all ? facts.bytes : bases.cached_bytes / world_;
+  facts.on_device = device_ != nullptr;
+  facts.available_bytes = ReadMemoryLimit().available_bytes;
+  facts.copy_rate = copy_rate_;
+  if (device_ != nullptr && !copy_rates_.empty())
+    facts.copy_rate = copy_rates_.back().bytes_per_second;
+  facts.direct_rate = disk_.direct;
+  facts.buffered_rate = disk_.buffered;
+  facts.link_rate = device_rates_.pinned_copy;
+  facts.verify_rate = device_rates_.verify;
+  facts.register_rate = registration_.registering;
+  facts.release_rate = registration_.releasing;
+  estimate_ = EstimateBoot(facts);
+  const std::string what =
+      Text("{}{}{} from {}", FormatBytes(facts.bytes), world_ > 1 ? " of a rank" : "",
+           device_ != nullptr ? " onto " + device_->name() : "", estimate_.source);
+  Add(true, "boot",
+      estimate_.seconds > 0 ? Text("{}: about {}, {} decides; {}", what,
+                                   FormatSeconds(estimate_.seconds), estimate_.limit, estimate_.why)
+                            : Text("{}: not estimated; {}", what, estimate_.why));
 }
 
 const char* FileSystemName(const std::string& path) {
@@ -146,46 +255,43 @@ const char* FileSystemName(const std::string& path) {
   }
 }
 
-void Doctor::CheckCache(uint64_t bytes, uint64_t cached) {
-  // Onto a device the slower of the two decides: the link, or the copy to pinned memory.
-  const double link = device_rates_.pinned_copy;
-  const double rate = link > 0 ? std::min(link, copy_rate_) : copy_rate_;
-  const double seconds = rate > 0 ? static_cast<double>(bytes) / rate : 0;
-  if (cached >= bytes - bytes / 64) {
+void Doctor::CheckCache(const Bases& bases) {
+  if (bases.cached_bytes >= bases.bytes - bases.bytes / 64) {
     Add(true, "cache",
-        Text("all of {} in the page cache: next boot about {}, mapped {}", FormatBytes(bytes),
-             FormatSeconds(seconds),
-             FormatSeconds(read_rate_ > 0 ? static_cast<double>(bytes) / read_rate_ : 0)));
+        Text("all of {} in the page cache: mapped, a boot takes about {}", FormatBytes(bases.bytes),
+             FormatSeconds(read_rate_ > 0 ? static_cast<double>(bases.bytes) / read_rate_ : 0)));
     return;
   }
-  const bool fits = bytes <= ReadMemoryLimit().available_bytes;
+  const bool fits = bases.bytes <= ReadMemoryLimit().available_bytes;
   Add(false, "cache",
-      Text("{} of {} in the page cache: the rest comes from the disk; {}", FormatBytes(cached),
-           FormatBytes(bytes),
-           fits ? Text("`hotplane warm {}` makes the next boot about {}", options_.path,
-                       FormatSeconds(seconds))
+      Text("{} of {} in the page cache: the rest comes from the disk; {}",
+           FormatBytes(bases.cached_bytes), FormatBytes(bases.bytes),
+           fits ? Text("`hotplane warm {}` brings it there", options_.path)
                 : std::string("it cannot all stay in this memory")));
 }
 
 // Layer files of one rank and encoding; bytes of the base only.
 Result<void> Doctor::CountFiles(const Generation& of_rank, Encoding encoding, size_t* present,
-                                uint64_t* base_bytes, uint64_t* cached_bytes) {
+                                Bases* bases) {
   for (const ManifestLayer& layer : of_rank.manifest().layers) {
     const TierProbe probe = of_rank.Probe(layer.ordinal, encoding);
     if (probe.reason) Add(false, "store", probe.reason->ToString());
     if (probe.presence != Presence::kPresent) continue;
     ++*present;
     if (encoding != Encoding::kBase) continue;
-    *base_bytes += probe.layout.data_bytes;
-    HP_ASSIGN(const std::unique_ptr<File> file,
-              PosixEnv().Open(of_rank.LayerPath(layer.ordinal, encoding), OpenMode::kRead));
-    *cached_bytes +=
-        file->CachedBytes(probe.layout.data_offset, probe.layout.data_bytes).value_or(0);
+    FilePart part = {of_rank.LayerPath(layer.ordinal, encoding), probe.layout.data_offset,
+                     probe.layout.data_bytes};
+    HP_ASSIGN(const std::unique_ptr<File> file, PosixEnv().Open(part.path, OpenMode::kRead));
+    const uint64_t cached = file->CachedBytes(part.offset, part.bytes).value_or(0);
+    bases->bytes += part.bytes;
+    bases->cached_bytes += cached;
+    if (cached >= part.bytes) bases->cached_parts.push_back(part);
+    bases->parts.push_back(std::move(part));
   }
   return {};
 }
 
-Result<void> Doctor::CheckStore() {
+Result<void> Doctor::CheckStore(Bases* bases) {
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options_.path));
   HP_ASSIGN(const Generation generation,
             store.OpenGeneration(
@@ -194,13 +300,12 @@ Result<void> Doctor::CheckStore() {
   const uint32_t world = generation.world();
   const size_t files = generation.manifest().layers.size() * world;
   const std::string of_ranks = world > 1 ? Text(" (of {} ranks)", world) : "";
-  uint64_t base_bytes = 0;
-  uint64_t cached_bytes = 0;
+  world_ = world;
   std::string counts;
   for (const Encoding encoding : kEncodings) {
     size_t present = 0;
     for (uint32_t rank = 0; rank < world; ++rank) {
-      HP_TRY(CountFiles(generation.ForRank(rank), encoding, &present, &base_bytes, &cached_bytes));
+      HP_TRY(CountFiles(generation.ForRank(rank), encoding, &present, bases));
     }
     if (present > 0 || encoding == Encoding::kBase)
       counts +=
@@ -216,13 +321,14 @@ Result<void> Doctor::CheckStore() {
   if (!generation.locked())
     Add(false, "locks",
         "this file system refuses locks: `hotplane gc` cannot see who uses the store");
-  const uint64_t free_bytes =
-      device_.empty() ? ReadMemoryLimit().available_bytes : device_free_bytes_;
-  if (base_bytes > free_bytes)
+  const bool on_device = device_ != nullptr;
+  const uint64_t free_bytes = on_device ? device_free_bytes_ : ReadMemoryLimit().available_bytes;
+  const uint64_t bytes = bases->bytes / world;
+  if (bytes > free_bytes)
     Add(false, "fit",
         Text("{} of planes, {} of {}memory available: boot with --map or fewer --layers",
-             FormatBytes(base_bytes), FormatBytes(free_bytes), device_.empty() ? "" : "device "));
-  if (base_bytes > 0) CheckCache(base_bytes, cached_bytes);
+             FormatBytes(bytes), FormatBytes(free_bytes), on_device ? "device " : ""));
+  if (bases->bytes > 0) CheckCache(*bases);
   return {};
 }
 
@@ -235,29 +341,56 @@ Result<void> Doctor::Run() {
   HP_TRY(cancel_.Check());
   HP_TRY(CheckDevice());
   HP_TRY(cancel_.Check());
-  if (!options_.path.empty()) HP_TRY(CheckStore());
+  Bases bases;
+  if (!options_.path.empty()) HP_TRY(CheckStore(&bases));
+  HP_TRY(CheckCopies(bases));
+  HP_TRY(CheckDisk(bases));
+  EstimateNext(bases);
   if (options_.common.json) {
-    nlohmann::ordered_json json;
-    for (const Finding& finding : findings_)
-      json["findings"].push_back(
-          {{"ok", finding.ok}, {"subject", finding.subject}, {"text", finding.text}});
-    json["isa"] = kernels_.name;
-    for (const Kernels* kernels : AvailableKernels())
-      json["isa_available"].push_back(kernels->name);
-    json["read_gigabytes_per_second"] = read_rate_ / 1e9;
-    json["copy_gigabytes_per_second"] = copy_rate_ / 1e9;
-    if (!device_.empty()) {
-      json["device"] = device_;
-      json["pinned_copy_4mib_gigabytes_per_second"] = device_rates_.pinned_copy_4mib / 1e9;
-      json["pinned_copy_16mib_gigabytes_per_second"] = device_rates_.pinned_copy_16mib / 1e9;
-      json["verify_gigabytes_per_second"] = device_rates_.verify / 1e9;
-    }
-    PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    PrintJson();
     return {};
   }
   for (const Finding& finding : findings_)
     PrintLine(Text("{:<5} {:<8} {}", finding.ok ? "OK" : "WARN", finding.subject, finding.text));
   return {};
+}
+
+void Doctor::PrintJson() const {
+  constexpr double kGiga = 1e9;
+  const auto known = [](double rate) {
+    return rate > 0 ? nlohmann::ordered_json(rate / kGiga) : nlohmann::ordered_json(nullptr);
+  };
+  nlohmann::ordered_json json;
+  for (const Finding& finding : findings_)
+    json["findings"].push_back(
+        {{"ok", finding.ok}, {"subject", finding.subject}, {"text", finding.text}});
+  json["isa"] = kernels_.name;
+  for (const Kernels* kernels : AvailableKernels()) json["isa_available"].push_back(kernels->name);
+  json["read_gigabytes_per_second"] = read_rate_ / kGiga;
+  json["copy_gigabytes_per_second"] = copy_rate_ / kGiga;
+  json["page_cache_copy"] = nlohmann::ordered_json::array();
+  for (const CopyRate& rate : copy_rates_)
+    json["page_cache_copy"].push_back(
+        {{"threads", rate.threads}, {"gigabytes_per_second", rate.bytes_per_second / kGiga}});
+  if (device_ != nullptr) {
+    json["device"] = device_->name();
+    json["pinned_copy_4mib_gigabytes_per_second"] = device_rates_.pinned_copy_4mib / kGiga;
+    json["pinned_copy_16mib_gigabytes_per_second"] = device_rates_.pinned_copy_16mib / kGiga;
+    json["verify_gigabytes_per_second"] = device_rates_.verify / kGiga;
+    json["register_gigabytes_per_second"] = known(registration_.registering);
+    json["release_gigabytes_per_second"] = known(registration_.releasing);
+  }
+  if (!options_.path.empty()) {
+    json["disk_direct_gigabytes_per_second"] = known(disk_.direct);
+    json["disk_buffered_gigabytes_per_second"] = known(disk_.buffered);
+  }
+  if (!estimate_.source.empty()) {
+    json["boot"] = {{"source", estimate_.source}, {"why", estimate_.why}};
+    json["boot"]["seconds"] = estimate_.seconds > 0 ? nlohmann::ordered_json(estimate_.seconds)
+                                                    : nlohmann::ordered_json(nullptr);
+    json["boot"]["limit"] = estimate_.limit;
+  }
+  PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
 }  // namespace

@@ -72,6 +72,13 @@ struct DeviceRates {
   double verify = 0;  // chunks of 256 KiB hashed on the device
 };
 
+// Of pages registered with the driver read-only, a window at a time, and released. Bytes per
+// second; 0: refused.
+struct RegistrationRates {
+  double registering = 0;
+  double releasing = 0;
+};
+
 // For the largest matrix that comes. Memory of the device is taken for one source and its planes,
 // each of their parts rounded up to kQuantizerAlignBytes.
 struct QuantizerOptions {
@@ -139,6 +146,9 @@ class Device {
   virtual Result<void> Download(const std::byte* from, std::span<std::byte> to) const = 0;
   // Takes some device memory for the time being. REQUIRES no landing.
   virtual Result<DeviceRates> MeasureRates() = 0;
+  // Of memory of the host that is there, such as populated mapped pages, in windows of
+  // mapped_window_bytes.
+  virtual Result<RegistrationRates> MeasureRegistration(std::span<const std::byte> pages) = 0;
   virtual uint64_t pinned_bytes() const = 0;
   virtual DeviceTimes times() const = 0;
   virtual const CudaHandles& cuda() const = 0;

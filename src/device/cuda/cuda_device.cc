@@ -251,6 +251,11 @@ class CudaDevice final : public Device {
     return MeasureCudaRates(driver_, *ring_, *verifier_, options_.piece_bytes);
   }
 
+  Result<RegistrationRates> MeasureRegistration(std::span<const std::byte> pages) override {
+    const CurrentContext current(driver_, context_);
+    return MeasureCudaRegistration(driver_, pages, options_.mapped_window_bytes);
+  }
+
  private:
   Result<void> OpenContext();
 

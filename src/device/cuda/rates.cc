@@ -88,4 +88,35 @@ Result<DeviceRates> MeasureCudaRates(const CudaDriver& driver, const PinnedRing&
   return rates;
 }
 
+Result<RegistrationRates> MeasureCudaRegistration(const CudaDriver& driver,
+                                                  std::span<const std::byte> pages,
+                                                  uint64_t window_bytes) {
+  RegistrationRates rates;
+  std::vector<void*> windows;
+  uint64_t bytes = 0;
+  const auto start = Clock::now();
+  while (bytes < pages.size()) {
+    const uint64_t count = std::min<uint64_t>(window_bytes, pages.size() - bytes);
+    void* const window = const_cast<std::byte*>(pages.data() + bytes);
+    const CUresult registered = driver.cuMemHostRegister(
+        window, count, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY);
+    if (registered != CUDA_SUCCESS) break;
+    windows.push_back(window);
+    bytes += count;
+  }
+  const double registering = SecondsSince(start);
+  const auto released = Clock::now();
+  CUresult failed = CUDA_SUCCESS;
+  for (void* window : windows)
+    if (const CUresult result = driver.cuMemHostUnregister(window); result != CUDA_SUCCESS)
+      failed = result;
+  const double releasing = SecondsSince(released);
+  HP_CUDA_TRY(driver, "cannot release registered pages", failed);
+  // What was refused in the middle tells nothing.
+  if (bytes < pages.size() || bytes == 0) return rates;
+  rates.registering = static_cast<double>(bytes) / registering;
+  rates.releasing = static_cast<double>(bytes) / releasing;
+  return rates;
+}
+
 }  // namespace hotplane

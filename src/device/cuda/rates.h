@@ -10,4 +10,9 @@ namespace hotplane {
 Result<DeviceRates> MeasureCudaRates(const CudaDriver& driver, const PinnedRing& ring,
                                      CudaVerifier& verifier, uint64_t piece_bytes);
 
+// The context is current. kSystem, but not where such pages cannot be registered.
+Result<RegistrationRates> MeasureCudaRegistration(const CudaDriver& driver,
+                                                  std::span<const std::byte> pages,
+                                                  uint64_t window_bytes);
+
 }  // namespace hotplane
