@@ -11,7 +11,8 @@
 namespace hotplane {
 namespace moe_cuda {
 alignas(16) thread_local uint8_t memory[kSharedOnHost];
-static_assert(kPrefillMmaSharedBytes <= kSharedOnHost);
+static_assert(std::max(SharedBytesOf(kPrefillMmaMany), SharedBytesOf(kPrefillMmaFew)) <=
+              kSharedOnHost);
 }  // namespace moe_cuda
 
 namespace {
@@ -48,10 +49,14 @@ constexpr FakeKernel kKernels[] = {
     {"hotplane_moe_prefill_mma_base", ProductWork<hotplane_moe_prefill_mma_base>},
     {"hotplane_moe_prefill_mma_nibbles", ProductWork<hotplane_moe_prefill_mma_nibbles>},
     {"hotplane_moe_prefill_mma_quintals", ProductWork<hotplane_moe_prefill_mma_quintals>},
+    {"hotplane_moe_prefill_mma_few_base", ProductWork<hotplane_moe_prefill_mma_few_base>},
+    {"hotplane_moe_prefill_mma_few_nibbles", ProductWork<hotplane_moe_prefill_mma_few_nibbles>},
+    {"hotplane_moe_prefill_mma_few_quintals", ProductWork<hotplane_moe_prefill_mma_few_quintals>},
 };
-const FakeKernelAdded kAdded[] = {FakeKernelAdded(kKernels[0]), FakeKernelAdded(kKernels[1]),
-                                  FakeKernelAdded(kKernels[2]), FakeKernelAdded(kKernels[3]),
-                                  FakeKernelAdded(kKernels[4])};
+const bool kAdded = [] {
+  for (const FakeKernel& kernel : kKernels) FakeKernelAdded{kernel};
+  return true;
+}();
 
 }  // namespace
 }  // namespace hotplane

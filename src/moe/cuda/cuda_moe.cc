@@ -19,14 +19,34 @@ namespace {
 
 using namespace moe_cuda;
 
-// A product of a prefill.
-struct PrefillSet {
-  const char* name;
-  const unsigned char* image;  // null: this build has none
-  const char* kernels[3];      // from base, nibbles, quintals
+// The kernels of a product, and how they are launched.
+struct PrefillShape {
+  const char* kernels[3];  // from base, nibbles, quintals
   uint32_t threads;
   uint32_t blocks_per_multiprocessor;
   uint32_t shared_bytes;
+};
+constexpr PrefillShape kShapeOfWgmma = {
+    {"hotplane_moe_prefill_base", "hotplane_moe_prefill_nibbles", "hotplane_moe_prefill_quintals"},
+    kPrefillThreads,
+    1,
+    kPrefillSharedBytes};
+constexpr PrefillShape kShapesOfMma[2] = {
+    {{"hotplane_moe_prefill_mma_base", "hotplane_moe_prefill_mma_nibbles",
+      "hotplane_moe_prefill_mma_quintals"},
+     kPrefillMmaThreads,
+     kPrefillMmaMany.blocks_per_multiprocessor,
+     SharedBytesOf(kPrefillMmaMany)},
+    {{"hotplane_moe_prefill_mma_few_base", "hotplane_moe_prefill_mma_few_nibbles",
+      "hotplane_moe_prefill_mma_few_quintals"},
+     kPrefillMmaThreads,
+     kPrefillMmaFew.blocks_per_multiprocessor,
+     SharedBytesOf(kPrefillMmaFew)},
+};
+struct PrefillSet {
+  const char* name;
+  const unsigned char* image;  // null: this build has none
+  PrefillShape shapes[2];      // for many assignments of an expert, for few
 };
 #ifdef HOTPLANE_MOE_PREFILL_SM90
 constexpr const unsigned char* kSm90Image = kMoePrefillSm90Image;
@@ -35,19 +55,8 @@ constexpr const unsigned char* kSm90Image = nullptr;
 #endif
 // By PrefillKernels.
 constexpr PrefillSet kPrefillSets[] = {
-    {"wgmma",
-     kSm90Image,
-     {"hotplane_moe_prefill_base", "hotplane_moe_prefill_nibbles", "hotplane_moe_prefill_quintals"},
-     kPrefillThreads,
-     1,
-     kPrefillSharedBytes},
-    {"mma",
-     kMoePrefillMmaImage,
-     {"hotplane_moe_prefill_mma_base", "hotplane_moe_prefill_mma_nibbles",
-      "hotplane_moe_prefill_mma_quintals"},
-     kPrefillMmaThreads,
-     kPrefillMmaBlocksPerSm,
-     kPrefillMmaSharedBytes},
+    {"wgmma", kSm90Image, {kShapeOfWgmma, kShapeOfWgmma}},
+    {"mma", kMoePrefillMmaImage, {kShapesOfMma[0], kShapesOfMma[1]}},
 };
 static_assert(std::size(kPrefillSets) == std::size(kAllPrefillKernels));
 const PrefillSet& SetOf(PrefillKernels kernels) {
@@ -94,9 +103,9 @@ Result<void> CheckCall(const CudaMoeCall& call) {
                 Text("E={} H={} I={}", geometry.experts, geometry.hidden, geometry.intermediate)));
   // Prefill counts activations in 32 bits, and runs of columns in 16.
   const uint64_t widest = std::max(geometry.hidden, geometry.intermediate);
-  const uint64_t assignments_max = std::min(
-      ((uint64_t{1} << 32) - 1) / widest,
-      uint64_t{(1u << 16) - 1 - kDecodeExpertsMax} * std::min(kPrefillColumns, kPrefillMmaColumns));
+  const uint64_t assignments_max = std::min(((uint64_t{1} << 32) - 1) / widest,
+                                            uint64_t{(1u << 16) - 1 - kDecodeExpertsMax} *
+                                                std::min(kPrefillColumns, kPrefillMmaMany.columns));
   if (uint64_t{call.token_count} * std::max(1u, call.top_k) > assignments_max)
     return Fail(Status::Usage("too many tokens at once for the experts")
                     .Expected(Text("tokens times top k up to {}", assignments_max))
@@ -169,6 +178,13 @@ Result<void> CudaMoe::GiveShared(CUfunction kernel, uint32_t bytes) const {
   return {};
 }
 
+Result<void> CudaMoe::GiveAllShared(CUfunction kernel) const {
+  HP_CUDA_TRY(driver_, "cannot give a kernel its share of shared memory",
+              driver_.cuFuncSetAttribute(kernel, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                                         CU_SHAREDMEM_CARVEOUT_MAX_SHARED));
+  return {};
+}
+
 Result<void> CudaMoe::LoadDecode() {
   HP_TRY(Get(decode_module_, "hotplane_moe_decode", &decode_));
   HP_TRY(Get(decode_module_, "hotplane_moe_combine", &combine_));
@@ -188,15 +204,15 @@ Result<bool> CudaMoe::LoadPrefill(PrefillKernels kernels) {
               driver_.cuModuleLoadData(&sort_module_, kMoePrefillSortImage));
   HP_TRY(Get(sort_module_, "hotplane_moe_sort", &sort_));
   HP_TRY(Get(sort_module_, "hotplane_moe_arrange", &arrange_));
-  for (size_t i = 0; i < std::size(prefill_); ++i) {
-    HP_TRY(Get(prefill_module_, set.kernels[i], &prefill_[i]));
-    HP_TRY(GiveShared(prefill_[i], set.shared_bytes));
-    // All the memory there is: so many blocks are to be resident at once.
-    if (set.blocks_per_multiprocessor > 1)
-      HP_CUDA_TRY(driver_, "cannot give a kernel its share of shared memory",
-                  driver_.cuFuncSetAttribute(prefill_[i],
-                                             CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
-                                             CU_SHAREDMEM_CARVEOUT_MAX_SHARED));
+  for (size_t few = 0; few < std::size(prefill_); ++few) {
+    for (size_t i = 0; i < std::size(prefill_[few]); ++i) {
+      const PrefillShape& shape = set.shapes[few];
+      CUfunction* const kernel = &prefill_[few][i];
+      HP_TRY(Get(prefill_module_, shape.kernels[i], kernel));
+      HP_TRY(GiveShared(*kernel, shape.shared_bytes));
+      // So many blocks are to be resident at once.
+      if (shape.blocks_per_multiprocessor > 1) HP_TRY(GiveAllShared(*kernel));
+    }
   }
   prefill_kernels_ = kernels;
   return true;
@@ -315,15 +331,17 @@ Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, uint8_t tiers,
                   .blocks = static_cast<uint32_t>((blocks_of_32 + kThreads - 1) / kThreads),
                   .threads = kThreads},
                  stream, arguments));
-  const PrefillSet& set = SetOf(prefill_kernels_);
+  const uint64_t assignments = uint64_t{args.tokens} * args.top_k;
+  const size_t few = assignments <= uint64_t{kPrefillFewAverage} * args.experts ? 1 : 0;
+  const PrefillShape& shape = SetOf(prefill_kernels_).shapes[few];
   for (uint32_t gate_up : {1u, 0u}) {
     void* with_product[] = {&args, &prefill, &gate_up};
-    for (size_t i = 0; i < std::size(prefill_); ++i) {
+    for (size_t i = 0; i < std::size(prefill_[few]); ++i) {
       if ((tiers >> i & 1) == 0) continue;
-      HP_TRY(Enqueue({.kernel = prefill_[i],
-                      .blocks = set.blocks_per_multiprocessor * multiprocessors_,
-                      .threads = set.threads,
-                      .shared_bytes = set.shared_bytes},
+      HP_TRY(Enqueue({.kernel = prefill_[few][i],
+                      .blocks = shape.blocks_per_multiprocessor * multiprocessors_,
+                      .threads = shape.threads,
+                      .shared_bytes = shape.shared_bytes},
                      stream, with_product));
     }
   }

@@ -90,6 +90,8 @@ class CudaMoe {
                        CUstream stream) const;
   Result<void> Get(CUmodule module, const char* name, CUfunction* function) const;
   Result<void> GiveShared(CUfunction kernel, uint32_t bytes) const;
+  // All that a multiprocessor has, for its blocks.
+  Result<void> GiveAllShared(CUfunction kernel) const;
   Result<void> LoadDecode();
   // False where this GPU has none of these.
   Result<bool> LoadPrefill(PrefillKernels kernels);
@@ -114,7 +116,8 @@ class CudaMoe {
   CUfunction arrange_ = nullptr;
   PrefillKernels prefill_kernels_ = PrefillKernels::kMma;
   CUmodule prefill_module_ = nullptr;
-  CUfunction prefill_[3] = {};  // from base, nibbles, quintals
+  // For many assignments of an expert, for few; from base, nibbles, quintals.
+  CUfunction prefill_[2][3] = {};
 };
 
 }  // namespace hotplane

@@ -84,14 +84,19 @@ inline constexpr unsigned kPrefillWeights = kPrefillColumns * 128;
 inline constexpr unsigned kPrefillStageBytes = 24 * 1024;
 inline constexpr unsigned kPrefillSharedBytes = kPrefillStages * kPrefillStageBytes + 1024;
 
-// The same of the kernels that take mma.sync. Two blocks fit a multiprocessor of any GPU: the least
-// shared memory that there is are 100 KiB, of which a block's own variables and the runtime take
-// about 4 KiB. Stages are as many as fit.
+// The same of the kernels that take mma.sync, for many assignments of an expert and for few. Their
+// blocks fit a multiprocessor of any GPU: the least shared memory that there is are 100 KiB, of
+// which a block's own variables and the runtime take about 4 KiB. Stages are as many as fit.
+struct PrefillMmaShape {
+  unsigned columns, blocks_per_multiprocessor, ring_bytes;
+};
+inline constexpr PrefillMmaShape kPrefillMmaMany = {128, 2, 44 * 1024};
+inline constexpr PrefillMmaShape kPrefillMmaFew = {32, 4, 20 * 1024};
 inline constexpr unsigned kPrefillMmaThreads = 128;
-inline constexpr unsigned kPrefillMmaBlocksPerSm = 2;
-inline constexpr unsigned kPrefillMmaColumns = 128;
-inline constexpr unsigned kPrefillMmaRingBytes = 44 * 1024;
-inline constexpr unsigned kPrefillMmaSharedBytes = kPrefillMmaRingBytes + 128;
+constexpr unsigned SharedBytesOf(const PrefillMmaShape& shape) { return shape.ring_bytes + 128; }
+// Few: this many on average. Beyond, experts would often have two runs of columns, and their
+// weights be unpacked twice.
+inline constexpr unsigned kPrefillFewAverage = 16;
 
 // Of decode alone.
 struct DecodeArgs {

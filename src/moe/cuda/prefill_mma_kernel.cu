@@ -3,7 +3,9 @@
 // A block has four warps and a tile of 128 weight rows (64 of gate and their 64 of up, or 128 of
 // down) by up to 128 assignments; a warp has two strips of 16 rows and all columns, so that every
 // weight is unpacked once, and every right operand read from shared memory is multiplied four
-// times. Two blocks share a multiprocessor: while one unpacks or waits, the other multiplies.
+// times. Two blocks share a multiprocessor: while one unpacks or waits, the other multiplies. Where
+// experts have few assignments, four blocks with tiles of up to 32 do: there is little to multiply,
+// and much to wait for.
 // Activations, gathered by token, and weights come through shared memory, 64 of k at a time; sums
 // leave through it.
 #include "moe/cuda/prefill_product.h"
@@ -14,17 +16,18 @@ namespace {
 
 constexpr uint32_t kStripsOfWarp = 2;
 constexpr uint32_t kWarpsOfBlock = kPrefillMmaThreads / 32;
-using MmaBlock =
-    PrefillBlock<kPrefillMmaThreads, kWarpsOfBlock * kStripsOfWarp, kPrefillMmaColumns>;
+constexpr uint32_t kStripsOfBlock = kWarpsOfBlock * kStripsOfWarp;
+template <PrefillMmaShape kShape>
+using MmaBlock = PrefillBlock<kPrefillMmaThreads, kStripsOfBlock, kShape.columns>;
 
 // A stage: activations of a tile of 64 of k, then the weights of the tile after it, so that they
 // are unpacked while this one is multiplied.
-template <int kColumns, uint32_t kTier>
+template <PrefillMmaShape kShape, int kColumns, uint32_t kTier>
 struct Ring {
   static constexpr uint32_t kWeights = kColumns * kRowBytes;
   static constexpr uint32_t kStrip = StripBytes<kTier>::kAll;
-  static constexpr uint32_t kStage = kWeights + MmaBlock::kStrips * kStrip;
-  static constexpr uint32_t kFitting = kPrefillMmaRingBytes / kStage;
+  static constexpr uint32_t kStage = kWeights + kStripsOfBlock * kStrip;
+  static constexpr uint32_t kFitting = kShape.ring_bytes / kStage;
   static constexpr uint32_t kStages = kFitting < 8 ? kFitting : 8;
   static_assert(kStages >= 2 && kStage % 128 == 0);
 };
@@ -75,12 +78,12 @@ __device__ __forceinline__ uint32_t RowOfLane() {
   return (lane / 16 * 8 + row) * kRowBytes + (lane / 8 % 2 ^ row) * 16;
 }
 
-template <int kColumns, uint32_t kTier>
-__device__ __forceinline__ void MultiplyTile(const Gather<MmaBlock, kColumns>& gather,
+template <PrefillMmaShape kShape, int kColumns, uint32_t kTier>
+__device__ __forceinline__ void MultiplyTile(const Gather<MmaBlock<kShape>, kColumns>& gather,
                                              Weights<kTier> (&weights)[kStripsOfWarp],
                                              uint32_t tiles, bool all, uint8_t* ring,
                                              Sums<kColumns>& sums) {
-  using Of = Ring<kColumns, kTier>;
+  using Of = Ring<kShape, kColumns, kTier>;
   constexpr uint32_t kAhead = Of::kStages - 1;
   const uint32_t shared = ptx::SharedAddress(ring);
   const uint32_t rows = shared + RowOfLane();
@@ -138,99 +141,112 @@ __device__ __forceinline__ void MultiplyTile(const Gather<MmaBlock, kColumns>& g
 
 // Columns whose sums are in shared memory at a time.
 constexpr uint32_t kColumnsAtATime = 64;
-static_assert(kColumnsAtATime * MmaBlock::kSumStride * sizeof(float) <= kPrefillMmaRingBytes);
+template <PrefillMmaShape kShape>
+constexpr bool SumsFit() {
+  const uint32_t columns = kShape.columns < kColumnsAtATime ? kShape.columns : kColumnsAtATime;
+  return columns * MmaBlock<kShape>::kSumStride * sizeof(float) <= kShape.ring_bytes;
+}
+static_assert(SumsFit<kPrefillMmaMany>() && SumsFit<kPrefillMmaFew>());
 
-template <int kFirst, int kColumns>
+template <typename Block, int kFirst, int kColumns>
 __device__ __forceinline__ void StoreSums(const Sums<kColumns>& sums, float* to) {
   constexpr int kLast = kFirst + kColumnsAtATime < kColumns ? kFirst + kColumnsAtATime : kColumns;
   const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (uint32_t strip = 0; strip < kStripsOfWarp; ++strip) {
-    float* const of_lane = to + 2 * t * MmaBlock::kSumStride + StripOfBlock(strip) * kStripRows + g;
+    float* const of_lane = to + 2 * t * Block::kSumStride + StripOfBlock(strip) * kStripRows + g;
 #pragma unroll
     for (uint32_t column = kFirst; column < kLast; column += 8) {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i)
-        of_lane[(column - kFirst + i % 2) * MmaBlock::kSumStride + i / 2 * 8] =
+        of_lane[(column - kFirst + i % 2) * Block::kSumStride + i / 2 * 8] =
             sums[strip][column / 8][i];
     }
   }
 }
 
 // Sums of the columns from kFirst on.
-template <int kFirst, int kColumns>
+template <typename Block, int kFirst, int kColumns>
 __device__ __forceinline__ void Finish(const MoeArgs& args, const PrefillArgs& prefill,
                                        const Product& product, const Matrix& matrix,
                                        const Tile& tile, const Sums<kColumns>& sums,
                                        uint8_t* ring) {
   float* const shared = reinterpret_cast<float*>(ring);
-  StoreSums<kFirst, kColumns>(sums, shared);
+  StoreSums<Block, kFirst, kColumns>(sums, shared);
   __syncthreads();
   const Tile part = {tile.expert, tile.begin + kFirst, min(tile.count - kFirst, kColumnsAtATime),
                      tile.rows};
   if (product.gate_up)
-    FinishGateUp<MmaBlock>(args, product, matrix, part, shared);
+    FinishGateUp<Block>(args, product, matrix, part, shared);
   else
-    FinishDown<MmaBlock>(args, prefill, product, matrix, part, shared);
+    FinishDown<Block>(args, prefill, product, matrix, part, shared);
 }
 
 // A tile of up to kColumns columns.
-template <int kColumns, uint32_t kTier>
+template <PrefillMmaShape kShape, int kColumns, uint32_t kTier>
 __device__ __forceinline__ void Run(const MoeArgs& args, const PrefillArgs& prefill,
                                     const Product& product, const Matrix& matrix, const Tile& tile,
                                     uint8_t* ring) {
-  using Of = Ring<kColumns, kTier>;
+  using Block = MmaBlock<kShape>;
+  using Of = Ring<kShape, kColumns, kTier>;
   const uint32_t tiles = product.k / static_cast<uint32_t>(kTileColumns);
   const auto of_strip = [&](uint32_t strip) {
     const uint32_t of_block = StripOfBlock(strip);
-    return Weights<kTier>(matrix, uint64_t{StripOf<MmaBlock>(product, tile, of_block)} * tiles,
+    return Weights<kTier>(matrix, uint64_t{StripOf<Block>(product, tile, of_block)} * tiles,
                           Of::kWeights + of_block * Of::kStrip);
   };
   Weights<kTier> weights[kStripsOfWarp] = {of_strip(0), of_strip(1)};
-  const Gather<MmaBlock, kColumns> gather(args, prefill, product, tile);
+  const Gather<Block, kColumns> gather(args, prefill, product, tile);
   Sums<kColumns> sums;
-  MultiplyTile<kColumns, kTier>(gather, weights, tiles, tile.count > kColumns - 16, ring, sums);
-  Finish<0, kColumns>(args, prefill, product, matrix, tile, sums, ring);
+  MultiplyTile<kShape, kColumns, kTier>(gather, weights, tiles, tile.count > kColumns - 16, ring,
+                                        sums);
+  Finish<Block, 0, kColumns>(args, prefill, product, matrix, tile, sums, ring);
   if constexpr (kColumns > kColumnsAtATime) {
     __syncthreads();
-    Finish<kColumnsAtATime, kColumns>(args, prefill, product, matrix, tile, sums, ring);
+    Finish<Block, kColumnsAtATime, kColumns>(args, prefill, product, matrix, tile, sums, ring);
   }
 }
 
+template <PrefillMmaShape kShape>
 struct Kernel {
-  using Block = MmaBlock;
+  using Block = MmaBlock<kShape>;
   static constexpr uint32_t kAlign = 128;
 
   template <uint32_t kTier>
   static __device__ __forceinline__ void RunTile(const MoeArgs& args, const PrefillArgs& prefill,
                                                  const Product& product, const Matrix& matrix,
                                                  const Tile& tile, uint8_t* ring) {
-    if (tile.count <= 16) return Run<16, kTier>(args, prefill, product, matrix, tile, ring);
-    if (tile.count <= 32) return Run<32, kTier>(args, prefill, product, matrix, tile, ring);
-    if (tile.count <= 64) return Run<64, kTier>(args, prefill, product, matrix, tile, ring);
-    if (tile.count <= 96) return Run<96, kTier>(args, prefill, product, matrix, tile, ring);
-    Run<kPrefillMmaColumns, kTier>(args, prefill, product, matrix, tile, ring);
+    if (tile.count <= 16) return Run<kShape, 16, kTier>(args, prefill, product, matrix, tile, ring);
+    if (kShape.columns == 32 || tile.count <= 32)
+      return Run<kShape, 32, kTier>(args, prefill, product, matrix, tile, ring);
+    if constexpr (kShape.columns > 32) {
+      static_assert(kShape.columns == 128);
+      if (tile.count <= 64)
+        return Run<kShape, 64, kTier>(args, prefill, product, matrix, tile, ring);
+      if (tile.count <= 96)
+        return Run<kShape, 96, kTier>(args, prefill, product, matrix, tile, ring);
+      Run<kShape, 128, kTier>(args, prefill, product, matrix, tile, ring);
+    }
   }
 };
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kPrefillMmaThreads, kPrefillMmaBlocksPerSm)
-    hotplane_moe_prefill_mma_base(const __grid_constant__ MoeArgs args,
-                                  const __grid_constant__ PrefillArgs prefill, uint32_t gate_up) {
-  RunProduct<Kernel, kTierBase>(args, prefill, gate_up != 0);
-}
-extern "C" __global__ void __launch_bounds__(kPrefillMmaThreads, kPrefillMmaBlocksPerSm)
-    hotplane_moe_prefill_mma_nibbles(const __grid_constant__ MoeArgs args,
-                                     const __grid_constant__ PrefillArgs prefill,
-                                     uint32_t gate_up) {
-  RunProduct<Kernel, kTierNibbles>(args, prefill, gate_up != 0);
-}
-extern "C" __global__ void __launch_bounds__(kPrefillMmaThreads, kPrefillMmaBlocksPerSm)
-    hotplane_moe_prefill_mma_quintals(const __grid_constant__ MoeArgs args,
-                                      const __grid_constant__ PrefillArgs prefill,
-                                      uint32_t gate_up) {
-  RunProduct<Kernel, kTierQuintals>(args, prefill, gate_up != 0);
-}
+// One kernel for each tier, as on Hopper, and each shape.
+#define HP_PREFILL_MMA(name, tier, shape)                                          \
+  extern "C" __global__ void __launch_bounds__(kPrefillMmaThreads,                 \
+                                               shape.blocks_per_multiprocessor)    \
+      hotplane_moe_prefill_mma_##name(const __grid_constant__ MoeArgs args,        \
+                                      const __grid_constant__ PrefillArgs prefill, \
+                                      uint32_t gate_up) {                          \
+    RunProduct<Kernel<shape>, tier>(args, prefill, gate_up != 0);                  \
+  }
+HP_PREFILL_MMA(base, kTierBase, kPrefillMmaMany)
+HP_PREFILL_MMA(nibbles, kTierNibbles, kPrefillMmaMany)
+HP_PREFILL_MMA(quintals, kTierQuintals, kPrefillMmaMany)
+HP_PREFILL_MMA(few_base, kTierBase, kPrefillMmaFew)
+HP_PREFILL_MMA(few_nibbles, kTierNibbles, kPrefillMmaFew)
+HP_PREFILL_MMA(few_quintals, kTierQuintals, kPrefillMmaFew)
+#undef HP_PREFILL_MMA
 
 }  // namespace hotplane::moe_cuda
