@@ -94,6 +94,9 @@ struct BootReport {
   double seconds_device_context = 0;  // of it
   double seconds_device_ring = 0;     // of it, after the context
   uint64_t bytes_ring = 0;            // pinned for it
+  uint64_t bytes_device_context = 0;  // of its memory in use when it had been opened: its context's
+                                      // own, and of others
+  uint64_t peak_device_bytes = 0;     // of its memory, the most beyond that
   std::vector<LayerSource> sources;
   std::string read_path;  // how cold layers were read, and why so; empty: none was
   std::vector<std::string> warnings;

@@ -76,10 +76,13 @@ void PrintReport(const Engine& engine) {
       FormatSeconds(report.seconds_allocate), FormatSeconds(report.seconds_land)));
   const bool on_device = report.seconds_device > 0;
   if (on_device)
-    PrintLine(Text("{}: opened in {} (context {}, ring of {} {})", report.device,
-                   FormatSeconds(report.seconds_device),
-                   FormatSeconds(report.seconds_device_context), FormatBytes(report.bytes_ring),
-                   FormatSeconds(report.seconds_device_ring)));
+    PrintLine(
+        Text("{}: opened in {} (context {}, ring of {} {}); {} of its memory at most, {} "
+             "planes, beside {} of the context and others",
+             report.device, FormatSeconds(report.seconds_device),
+             FormatSeconds(report.seconds_device_context), FormatBytes(report.bytes_ring),
+             FormatSeconds(report.seconds_device_ring), FormatBytes(report.peak_device_bytes),
+             FormatBytes(plan.bytes_device), FormatBytes(report.bytes_device_context)));
   if (report.bytes_kept > 0)
     PrintLine(Text("kept {} of planes on the device where they were built, not read back",
                    FormatBytes(report.bytes_kept)));

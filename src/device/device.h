@@ -124,6 +124,9 @@ class Device {
   virtual std::string name() const = 0;  // "cuda:0, NVIDIA H200"
   virtual int ordinal() const = 0;
   virtual Result<DeviceMemory> Memory() const = 0;
+  // Of when its context had just been made: what is not free then is the context's own, or of
+  // others.
+  virtual DeviceMemory memory_at_open() const = 0;
   // Memory stands behind `wanted` (ascending), rounded to the device's granules, and behind nothing
   // else where the device can leave it out. kCapacity with the numbers when it does not fit.
   virtual Result<std::unique_ptr<DeviceArena>> Allocate(uint64_t bytes,

@@ -147,6 +147,28 @@ TEST_F(CudaBuild, WithTheDeltaTierForARankAndOfSomeExperts) {
   EXPECT_EQ(engine->report().bytes_verified, 0u);
 }
 
+TEST_F(CudaBuild, TakesThePlanesTheWorkersMemoryAndLittleMoreAndGivesAllBack) {
+  const auto watch = OpenCudaDevice(0, SmallRing()).value();
+  const std::string checkpoint = WriteCheckpoint(SourceFormat::kFp8, 3);
+  uint64_t free_bytes = 0;
+  for (int i = 0; i < 4; ++i) {
+    {
+      const auto engine = Engine::Open(PosixEnv(), Options(checkpoint)).value();
+      ASSERT_TRUE(engine->Boot({}));
+      const uint64_t planes = engine->plan().bytes_device;
+      const uint64_t workers = engine->build_report().peak_device_bytes;
+      EXPECT_GT(workers, 0u);
+      EXPECT_GE(engine->report().peak_device_bytes, planes + workers);
+      EXPECT_LE(engine->report().peak_device_bytes, planes + workers + 64 * kMiB);
+    }
+    // The driver may keep of a first time what the next ones use.
+    if (i > 0) {
+      EXPECT_EQ(watch->Memory()->free_bytes, free_bytes);
+    }
+    free_bytes = watch->Memory()->free_bytes;
+  }
+}
+
 TEST_F(CudaBuild, BesideLayersThatAreThere) {
   EngineOptions options = Options(WriteCheckpoint(SourceFormat::kFp8, 4));
   EngineOptions cpu = options;

@@ -93,6 +93,7 @@ class FakeCuda : public testing::Test {
         all.insert(all.end(), bytes.begin(), bytes.end());
       }
     }
+    failed_before_end_ = fake.failed() != 0;
     return layers;
   }
   std::vector<std::vector<std::byte>> HostBytes() {
@@ -104,6 +105,7 @@ class FakeCuda : public testing::Test {
 
   static inline const Controls fake;
   TestDirectory directory_;
+  bool failed_before_end_ = false;  // of the last boot, before its engine was destroyed
 };
 
 TEST_F(FakeCuda, ABootLandsWhatTheHostHasAndGivesAllBack) {
@@ -160,6 +162,7 @@ TEST_F(FakeCuda, AFailureOfAnyCallIsAStatusAndLeavesNothingBehind) {
 }
 
 TEST_F(FakeCuda, ALostDeviceEndsTheBootWherever) {
+  const auto expected = HostBytes();
   const uint64_t before = fake.calls("");
   ASSERT_TRUE(Boot(Options()));
   const uint64_t calls = fake.calls("") - before;
@@ -170,8 +173,12 @@ TEST_F(FakeCuda, ALostDeviceEndsTheBootWherever) {
     fake.heal();
     ASSERT_EQ(fake.live(), 0) << "lost at call " << at;
     if (!met) continue;
-    ASSERT_FALSE(booted) << "lost at call " << at;
-    EXPECT_EQ(booted.error().exit_code(), 1) << booted.error().ToString();
+    if (booted) {
+      EXPECT_FALSE(failed_before_end_) << "lost at call " << at;
+      EXPECT_EQ(*booted, expected) << "lost at call " << at;
+    } else {
+      EXPECT_EQ(booted.error().exit_code(), 1) << booted.error().ToString();
+    }
   }
   EXPECT_TRUE(Boot(Options()));
 }
@@ -538,7 +545,7 @@ TEST_F(FakeCudaBuild, AFailureOfAnyCallIsAStatusOrLeavesItToTheCpu) {
 }
 
 TEST_F(FakeCudaBuild, ALostDeviceEndsTheBuildWherever) {
-  // By which everything is given back, after the build.
+  // About as many are those that give back, after the last layer.
   constexpr uint64_t kLastCalls = 50;
   const uint64_t before = fake.calls("");
   ASSERT_TRUE(BuildOnDevice());

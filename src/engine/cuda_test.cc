@@ -252,6 +252,25 @@ TEST_F(CudaBoot, RepeatedBootsGiveAllMemoryBack) {
   EXPECT_EQ(watch->Memory()->free_bytes, before);
 }
 
+// Streams, tables, kernels and granules that are not full: what fits-checks leave for them.
+TEST_F(CudaBoot, TakesThePlanesAndLittleMore) {
+  constexpr uint64_t kBeyondMax = 64 * kMiB;
+  for (const uint32_t count : {1u, 5u}) {
+    EngineOptions options = Options();
+    if (count == 1) options.boot.layers = "2";
+    const auto engine = Engine::Open(PosixEnv(), options).value();
+    ASSERT_TRUE(engine->Boot({}));
+    const BootReport& report = engine->report();
+    const uint64_t planes = engine->plan().bytes_device;
+    ASSERT_EQ(report.sources.size(), count);
+    EXPECT_GE(report.peak_device_bytes, planes);
+    EXPECT_LE(report.peak_device_bytes, planes + kBeyondMax);
+    EXPECT_GT(report.bytes_device_context, 0u);
+    EXPECT_LT(report.bytes_device_context + report.peak_device_bytes,
+              engine->device()->Memory()->total_bytes);
+  }
+}
+
 TEST_F(CudaBoot, SeveralBootsAtOnceInOneProcess) {
   const auto expected = Boot(Options());
   std::vector<std::thread> threads;

@@ -86,7 +86,21 @@ Result<void> Engine::OpenDevice() {
   report_.seconds_device_context = times.context;
   report_.seconds_device_ring = times.ring;
   report_.bytes_ring = device_->pinned_bytes();
+  const DeviceMemory at_open = device_->memory_at_open();
+  report_.bytes_device_context = at_open.total_bytes - at_open.free_bytes;
   return {};
+}
+
+// Where memory was taken: the driver's own, for streams and kernels, is known to it alone. What
+// others take or give back meanwhile counts too.
+void Engine::NoteDeviceMemory() {
+  if (device_ == nullptr) return;
+  const Result<DeviceMemory> memory = device_->Memory();
+  if (!memory) return;
+  const uint64_t at_open = device_->memory_at_open().free_bytes;
+  const uint64_t taken = at_open - std::min(at_open, memory->free_bytes);
+  const std::lock_guard lock(mutex_);
+  report_.peak_device_bytes = std::max(report_.peak_device_bytes, taken);
 }
 
 // What bases may take where they land.
@@ -525,9 +539,12 @@ Result<void> Engine::RunSession(size_t begin, size_t end) {
     if (layer.device < 0 && !options.map && options.verify && !options.experts)
       records_->reader().SetResident(layer.ordinal,
                                      {layer.planes13, layer.sc13, layer.planes2, layer.sc2});
+    // By then all is there that landing takes.
+    if (layers_.size() == begin) NoteDeviceMemory();
     Result<void> published = Publish(layer);
     if (told) told = std::move(published);
   });
+  NoteDeviceMemory();
   AddReport(*session, start_seconds, begin);
   sessions_.push_back(std::move(session));
   HP_TRY(ran);

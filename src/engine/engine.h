@@ -173,6 +173,7 @@ class Engine {
   void OpenGates();
   void AddReport(const BootSession& session, double start_seconds, size_t published_before);
   Result<void> Recover(const Status& error);
+  void NoteDeviceMemory();
   void Warn(std::string warning);
   void MeasureLimit();
 

@@ -149,6 +149,8 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
     json["seconds_by_phase"]["device"] = report.seconds_device;
     json["seconds_device_context"] = report.seconds_device_context;
     json["seconds_device_ring"] = report.seconds_device_ring;
+    json["bytes_device_context"] = report.bytes_device_context;
+    json["peak_device_bytes"] = report.peak_device_bytes;
   }
   const double rate = Rate(report.bytes_read - report.bytes_read_delta, report.seconds_land);
   json["gigabytes_per_second"] = rate;

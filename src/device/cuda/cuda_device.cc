@@ -165,6 +165,7 @@ class CudaDevice final : public Device {
   int ordinal() const override { return ordinal_; }
   uint64_t pinned_bytes() const override { return ring_->bytes(); }
   DeviceTimes times() const override { return times_; }
+  DeviceMemory memory_at_open() const override { return memory_at_open_; }
   const CudaHandles& cuda() const override { return handles_; }
 
   Result<DeviceMemory> Memory() const override {
@@ -267,6 +268,7 @@ class CudaDevice final : public Device {
   CudaHandles handles_;
   std::string model_;
   DeviceTimes times_;
+  DeviceMemory memory_at_open_;
   std::atomic<bool> landing_{false};
   std::unique_ptr<PinnedRing> ring_;
   std::unique_ptr<CudaVerifier> verifier_;
@@ -291,6 +293,7 @@ Result<void> CudaDevice::OpenContext() {
   HP_CUDA_TRY(driver_, "cannot create a CUDA context",
               driver_.cuDevicePrimaryCtxRetain(&context_, device_));
   handles_ = {&driver_, context_, device_};
+  HP_ASSIGN(memory_at_open_, Memory());
   return {};
 }
 
