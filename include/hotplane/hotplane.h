@@ -436,6 +436,23 @@ HOTPLANE_API hotplane_code hotplane_record_look(const hotplane_record* record,
 /* Once per record. NULL is allowed. */
 HOTPLANE_API void hotplane_record_release(hotplane_record* record);
 
+/* For Python, whose signal handlers run between any two of its instructions, and what they raise in
+ * a finalizer is lost: an owner that is there before what it owns and frees it in C. Both functions
+ * are called with the GIL held. */
+typedef enum hotplane_owned {
+  HOTPLANE_OWNED_TENSOR = 1,
+  HOTPLANE_OWNED_TENSOR_VERSIONED = 2,
+  HOTPLANE_OWNED_RECORD = 3
+} hotplane_owned;
+/* A new Python capsule named "hotplane_owner" (a new reference), whose pointer is that of a place
+ * with NULL in it, for hotplane_layer_dlpack or hotplane_record_get to fill. What is there when the
+ * capsule is destroyed is freed, but in a child of the process that made it, which has no right to
+ * it. NULL without Python in the process, or with an exception set. */
+HOTPLANE_API void* hotplane_owner_new(hotplane_owned what);
+/* Makes of such a capsule, filled with a tensor, the one that consumers of DLPack take. 0; -1 for
+ * another capsule and for an empty place. */
+HOTPLANE_API int hotplane_owner_to_dlpack(void* capsule);
+
 /* Reads the records of these experts that are not cached yet into free places of the cache, in
  * parallel, and returns when that is done; replaces nothing. *cached (may be NULL): how many of
  * them are in the cache then. */
@@ -577,6 +594,9 @@ HOTPLANE_API hotplane_code hotplane_moe_load_fp4(hotplane_engine* engine, uint32
  * of all pointers but those of records that are not released and of DLPack tensors that are not
  * deleted yet; frees everything that is not theirs. NULL is allowed. */
 HOTPLANE_API void hotplane_close(hotplane_engine* engine);
+/* Takes what is in *engine, leaves NULL there and closes what was: of several calls one does it,
+ * and no signal handler of an interpreter can come between the two. */
+HOTPLANE_API void hotplane_close_at(hotplane_engine** engine);
 
 #ifdef __cplusplus
 }

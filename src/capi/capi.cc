@@ -423,4 +423,8 @@ void hotplane_close(hotplane_engine* engine) {
   delete engine;
 }
 
+void hotplane_close_at(hotplane_engine** engine) {
+  if (engine != nullptr) hotplane_close(std::atomic_ref(*engine).exchange(nullptr));
+}
+
 }  // extern "C"

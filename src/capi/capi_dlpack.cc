@@ -1,7 +1,10 @@
 // Layers as DLPack tensors. The structs are those of DLPack's ABI, version 1.0.
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstddef>
+#include <memory>
+#include <new>
 
 #include "capi/capi_state.h"
 
@@ -117,17 +120,75 @@ Result<void*> LayerTensor(const std::shared_ptr<EngineState>& state, uint32_t in
   return managed;
 }
 
+// Functions of the interpreter in this process; the library itself links none.
+struct Python {
+  using Destructor = void (*)(void*);
+  void* (*capsule_new)(void*, const char*, Destructor);
+  int (*is_valid)(void*, const char*);
+  void* (*pointer_of)(void*, const char*);
+  int (*set_pointer)(void*, void*);
+  int (*set_name)(void*, const char*);
+  int (*set_destructor)(void*, Destructor);
+
+  // Null where there is none.
+  static const Python* Get() {
+    static const Python python = Find();
+    return python.capsule_new == nullptr ? nullptr : &python;
+  }
+
+ private:
+  template <typename Function>
+  static bool Find(Function& function, const char* name) {
+    function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+    return function != nullptr;
+  }
+  static Python Find() {
+    Python python = {};
+    const bool found = Find(python.is_valid, "PyCapsule_IsValid") &&
+                       Find(python.pointer_of, "PyCapsule_GetPointer") &&
+                       Find(python.set_pointer, "PyCapsule_SetPointer") &&
+                       Find(python.set_name, "PyCapsule_SetName") &&
+                       Find(python.set_destructor, "PyCapsule_SetDestructor") &&
+                       Find(python.capsule_new, "PyCapsule_New");
+    return found ? python : Python{};
+  }
+};
+
+constexpr char kTensorName[] = "dltensor";
+constexpr char kVersionedName[] = "dltensor_versioned";
+constexpr char kOwnerName[] = "hotplane_owner";
+
+template <typename Managed>
+void Drop(void* tensor) {
+  auto* const managed = static_cast<Managed*>(tensor);
+  managed->deleter(managed);
+}
+
 // Calls the deleter of the tensor in a capsule of this name; its consumer has renamed it.
 template <typename Managed>
 void DropCapsule(void* capsule, const char* name) {
-  // Functions of the interpreter that made the capsule; the library itself links none.
-  static const auto is_valid =
-      reinterpret_cast<int (*)(void*, const char*)>(dlsym(RTLD_DEFAULT, "PyCapsule_IsValid"));
-  static const auto pointer_of =
-      reinterpret_cast<void* (*)(void*, const char*)>(dlsym(RTLD_DEFAULT, "PyCapsule_GetPointer"));
-  if (is_valid == nullptr || pointer_of == nullptr || is_valid(capsule, name) == 0) return;
-  auto* const managed = static_cast<Managed*>(pointer_of(capsule, name));
-  managed->deleter(managed);
+  const Python* const python = Python::Get();
+  if (python == nullptr || python->is_valid(capsule, name) == 0) return;
+  Drop<Managed>(python->pointer_of(capsule, name));
+}
+
+// What the capsule of an owner points to.
+struct Place {
+  void* object;  // first: what is seen from outside
+  hotplane_owned what;
+  pid_t process;
+};
+
+void DropOwner(void* capsule) {
+  const std::unique_ptr<Place> place(
+      static_cast<Place*>(Python::Get()->pointer_of(capsule, kOwnerName)));
+  if (place->object == nullptr || place->process != getpid()) return;
+  switch (place->what) {
+    case HOTPLANE_OWNED_TENSOR: return Drop<DlManagedTensor>(place->object);
+    case HOTPLANE_OWNED_TENSOR_VERSIONED: return Drop<DlManagedTensorVersioned>(place->object);
+    case HOTPLANE_OWNED_RECORD:
+      return hotplane_record_release(static_cast<hotplane_record*>(place->object));
+  }
 }
 
 }  // namespace
@@ -135,8 +196,33 @@ void DropCapsule(void* capsule, const char* name) {
 
 extern "C" void hotplane_drop_capsule(void* capsule) {
   using namespace hotplane::capi;
-  DropCapsule<DlManagedTensor>(capsule, "dltensor");
-  DropCapsule<DlManagedTensorVersioned>(capsule, "dltensor_versioned");
+  DropCapsule<DlManagedTensor>(capsule, kTensorName);
+  DropCapsule<DlManagedTensorVersioned>(capsule, kVersionedName);
+}
+
+extern "C" void* hotplane_owner_new(hotplane_owned what) {
+  using namespace hotplane::capi;
+  const Python* const python = Python::Get();
+  if (python == nullptr) return nullptr;
+  std::unique_ptr<Place> place(new (std::nothrow) Place{nullptr, what, getpid()});
+  if (place == nullptr) return nullptr;
+  void* const capsule = python->capsule_new(place.get(), kOwnerName, DropOwner);
+  if (capsule != nullptr) static_cast<void>(place.release());
+  return capsule;
+}
+
+extern "C" int hotplane_owner_to_dlpack(void* capsule) {
+  using namespace hotplane::capi;
+  const Python* const python = Python::Get();
+  if (python == nullptr || python->is_valid(capsule, kOwnerName) == 0) return -1;
+  auto* const place = static_cast<Place*>(python->pointer_of(capsule, kOwnerName));
+  if (place->object == nullptr || place->what == HOTPLANE_OWNED_RECORD) return -1;
+  const std::unique_ptr<Place> done(place);
+  // None of these fails for a capsule and a pointer.
+  python->set_pointer(capsule, place->object);
+  python->set_destructor(capsule, hotplane_drop_capsule);
+  python->set_name(capsule, place->what == HOTPLANE_OWNED_TENSOR ? kTensorName : kVersionedName);
+  return 0;
 }
 
 extern "C" hotplane_code hotplane_layer_dlpack(const hotplane_engine* engine, uint32_t index,

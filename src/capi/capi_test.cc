@@ -111,7 +111,10 @@ TEST_F(CapiTest, NullsAreWrongUsageNotCrashes) {
   hotplane_boot_options_init(nullptr);
   hotplane_record_release(nullptr);
   hotplane_close(nullptr);
-  hotplane_close(engine);
+  hotplane_close_at(nullptr);
+  hotplane_close_at(&engine);
+  EXPECT_EQ(engine, nullptr);
+  hotplane_close_at(&engine);
 }
 
 TEST_F(CapiTest, StructsOfOtherSizesAreRefusedOrFilledAsFarAsTheyGo) {
@@ -432,6 +435,8 @@ TEST_F(CapiTest, ALayerIsATensorThatOutlivesTheEngine) {
   EXPECT_EQ(hotplane_layer_dlpack(engine, 0, HOTPLANE_SC2, 1, nullptr), HOTPLANE_USAGE);
   const std::string before(static_cast<const char*>(layer.planes2), layer.planes2_bytes);
   hotplane_drop_capsule(engine);  // there is no Python here
+  EXPECT_EQ(hotplane_owner_new(HOTPLANE_OWNED_TENSOR), nullptr);
+  EXPECT_EQ(hotplane_owner_to_dlpack(engine), -1);
   hotplane_close(engine);
   std::thread([plain] { plain->deleter(plain); }).join();
   EXPECT_EQ(before, std::string(static_cast<const char*>(versioned->tensor.data), before.size()));

@@ -457,7 +457,10 @@ class Operator(WithStore):
                 return 1, 0
 
             def __dlpack__(self):
-                return _arrays._capsule_new(ctypes.addressof(self.managed), _arrays.NAME, None)
+                new = ctypes.pythonapi.PyCapsule_New
+                new.restype = ctypes.py_object
+                return new(ctypes.c_void_p(ctypes.addressof(self.managed)),
+                           ctypes.c_char_p(_arrays.NAME), None)
 
         x, ids, weights = inputs(3)
         self.assertEqual(

@@ -56,6 +56,7 @@ class Header(unittest.TestCase):
 
         self.assertEqual(lower("part"), _library.PARTS)
         self.assertEqual(lower("kind"), _library.RECORD_KINDS)
+        self.assertEqual(lower("owned", "OWNED_"), _library.OWNED)
         self.assertEqual(lower("precision", "PRECISION_"), _library.PRECISIONS)
         self.assertEqual(lower("arithmetic"), _library.ARITHMETICS)
         self.assertEqual(lower("residency", "RESIDENCY_"), _library.RESIDENCIES)
@@ -70,7 +71,8 @@ class Header(unittest.TestCase):
 
     def test_functions(self):
         declared = dict(re.findall(r"HOTPLANE_API [^;]*?hotplane_(\w+)\(([^;]*)\);", self.text))
-        for name, (_, arguments) in _library.FUNCTIONS.items():
+        functions = {**_library.FUNCTIONS, **_library.PYTHON_FUNCTIONS}
+        for name, (_, arguments) in functions.items():
             self.assertIn(name, declared)
             listed = declared[name]
             count = 0 if listed == "void" else listed.count(",") + 1

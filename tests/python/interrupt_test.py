@@ -76,6 +76,82 @@ with store.boot({options}) as engine:
     assert len(engine.layers) == 3
 """, self.large)
 
+    def test_interrupted_while_arrays_come_and_go(self):
+        self.child("""
+PARTS = "planes13", "sc13", "planes2", "sc2"
+def copy(layer):
+    for name in PARTS:
+        getattr(layer, name).tobytes()
+def boot():
+    store.boot(on_layer=copy).close()
+boot()
+before = state()
+begin = time.monotonic()
+boot()
+seconds = time.monotonic() - begin
+arrived = 0
+for turn in range(24):
+    timer = threading.Timer(seconds * turn / 18, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        boot()
+        timer.join()
+        time.sleep(1)
+    except KeyboardInterrupt:
+        arrived += 1
+    timer.join()
+    after = state(before[0])
+    assert after[0] == before[0] and after[1] < before[1] + (32 << 20), (turn, after, before)
+assert arrived == 24, arrived
+print("clean")
+""", self.large)
+
+    def test_interrupted_at_any_instruction(self):
+        """What KeyboardInterrupt may come between: every instruction of the package."""
+        self.child("""
+class Interrupter:
+    def __init__(self, instruction):
+        self.left = instruction
+    def __call__(self, frame, event, _):
+        if not frame.f_globals.get("__name__", "").startswith("hotplane"):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+def interrupted_everywhere(call):
+    count = 0
+    while True:
+        interrupter = Interrupter(count + 1)
+        sys.settrace(interrupter)
+        try:
+            call()
+        except KeyboardInterrupt:
+            count += 1
+        else:
+            assert interrupter.left > 0, f"the one at instruction {count + 1} was lost"
+            return count
+        finally:
+            sys.settrace(None)
+
+store.boot().close()
+before = state()
+for call in (lambda part, engine: part.tobytes(), lambda part, engine: part[1],
+             lambda part, engine: part.__dlpack__(),
+             lambda part, engine: part.__dlpack__(max_version=(1, 0)),
+             lambda part, engine: engine.record("base", 0, 1)):
+    engine = store.boot()
+    part = engine.layers[0].planes13
+    assert interrupted_everywhere(lambda: call(part, engine)) > 50
+    engine.close()
+    after = state(before[0])
+    assert after[0] == before[0] and after[1] < before[1] + (32 << 20), (after, before)
+print("clean")
+""", self.store_path)
+
     def test_interrupted_while_nothing_comes(self):
         """The boot waits for a build of another process, which never ends."""
         path = os.path.join(self.root, "waiting")

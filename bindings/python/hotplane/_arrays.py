@@ -7,9 +7,9 @@ import ctypes
 import sys
 from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_int32, c_int64, c_uint8, c_uint16,
                     c_uint32, c_uint64, c_void_p)
-from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
-from ._library import PARTS, check, library
+from ._library import OWNED, PARTS, check, library
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,25 +35,25 @@ class DlManagedVersioned(Structure):
                 ("deleter", DELETER), ("flags", c_uint64), ("tensor", DlTensor)]
 
 
-# Capsules point to their names: these objects live as long as the process.
 CAPSULES = {b"dltensor": DlManaged, b"dltensor_versioned": DlManagedVersioned}
 NAME, NAME_VERSIONED = CAPSULES
 
-_capsule_new = ctypes.pythonapi.PyCapsule_New
-_capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [c_void_p, ctypes.c_char_p,
-                                                                 c_void_p]
 _get_pointer = ctypes.PYFUNCTYPE(c_void_p, c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
 class Owner:
-    """Calls `release` when the last array that stands on it is gone."""
+    """What the library puts into `place` is freed with the last array that stands on this. A
+    capsule does it, in C: a signal handler can come neither between the library's call and this,
+    nor into the release, where what it raises would be lost.
 
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release = release
+    what    "tensor", "tensor_versioned" or "record"
+    place   pointer for the library to fill, valid as long as this
+    """
 
-    def __del__(self) -> None:
-        self._release()
+    def __init__(self, what: str) -> None:
+        self.capsule = library().owner_new(OWNED[what])
+        self.place = c_void_p.from_address(_get_pointer(id(self.capsule), b"hotplane_owner"))
 
 
 def memory_at(address: int, count: int, owner: Any) -> memoryview:
@@ -110,21 +110,19 @@ class Part:
         with self._handle:
             return self._address
 
-    def _managed(self, versioned: bool) -> int:
-        """A new DLManagedTensor(Versioned), whose deleter the caller must call."""
-        managed = c_void_p()
+    def _managed(self, versioned: bool) -> Owner:
+        """Of a new DLManagedTensor(Versioned)."""
+        owner = Owner("tensor_versioned" if versioned else "tensor")
         with self._handle as engine:
             check(library().layer_dlpack(engine, self._index, PARTS[self.name], int(versioned),
-                                         byref(managed)))
-        return managed.value or 0
+                                         byref(owner.place)))
+        return owner
 
     def _bytes(self) -> memoryview:
         if self._device[0] != DL_CPU:
             raise UsageError(f"{self.name} is on {self.device}, the host cannot read it",
                              advice="use DLPack: torch.from_dlpack(part)")
-        managed = self._managed(False)
-        deleter = DlManaged.from_address(managed).deleter
-        return memory_at(self._address, self.nbytes, Owner(lambda: deleter(managed)))
+        return memory_at(self._address, self.nbytes, self._managed(False))
 
     def memoryview(self) -> Any:
         """A read-only memoryview of `shape`; UsageError where the layer is on a device."""
@@ -161,9 +159,9 @@ class Part:
             raise BufferError(f"{self.name} on {self.device} is handed out where it lies, without "
                               "a copy")
         versioned = max_version is not None and max_version[0] >= 1
-        managed = self._managed(versioned)
-        drop = ctypes.cast(library().drop_capsule, c_void_p)
-        return _capsule_new(managed, NAME_VERSIONED if versioned else NAME, drop)
+        capsule = self._managed(versioned).capsule
+        library().owner_to_dlpack(capsule)
+        return capsule
 
 
 class Matrix:

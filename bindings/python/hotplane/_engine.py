@@ -121,10 +121,9 @@ class Record:
     encoding  "quintal", "nibble" or "planes"
     """
 
-    def __init__(self, pointer: c_void_p) -> None:
-        owner = Owner(lambda: library().record_release(pointer))
+    def __init__(self, owner: Owner) -> None:
         view = _library.RecordView()
-        check(library().record_look(pointer, byref(view)))
+        check(library().record_look(owner.place, byref(view)))
         self.layer: int = view.layer
         self.expert: int = view.expert
         self.encoding: str = ENCODING_NAMES[view.encoding]
@@ -135,11 +134,12 @@ class Record:
 class _Opened:
     """What an open store can do, booted or not."""
 
-    def __init__(self, path: StrPath, handle: Handle) -> None:
+    def __init__(self, path: StrPath, options: Dict[str, Any]) -> None:
         self.path = path
-        self._handle = handle
+        self._handle = handle = Handle()
         self._infos: Optional[List[LayerInfo]] = None
         self._finalizer = weakref.finalize(self, handle.close)
+        handle.open(path, boot_options(options))
         about = _library.Store()
         with handle as engine:
             check(library().describe(engine, byref(about)))
@@ -235,11 +235,11 @@ class _Opened:
     def record(self, kind: str, layer: int, expert: int, bulk: bool = False) -> Record:
         """A record through its kind's cache (`delta_cache_bytes` and its like), pinned. bulk: a
         pass over many records, which replaces nothing in the cache."""
-        pointer = c_void_p()
+        owner = Owner("record")
         with self._handle as engine:
             check(library().record_get(engine, _kind(kind), _layer(layer), _expert(expert),
-                                       int(bulk), byref(pointer)))
-        return Record(pointer)
+                                       int(bulk), byref(owner.place)))
+        return Record(owner)
 
     def prefetch(self, kind: str, layer: int, experts: Sequence[int]) -> int:
         """Reads the records of these experts into free places of the cache, in parallel; replaces
@@ -265,7 +265,7 @@ class Store(_Opened):
 
     def __init__(self, path: StrPath, options: Dict[str, Any]) -> None:
         self._options = options
-        super().__init__(path, Handle(path, boot_options(options)))
+        super().__init__(path, options)
 
     def __repr__(self) -> str:
         return f"<hotplane.Store {self.path} {self.generation[:8]}, {self.layer_count} layers>"
@@ -317,7 +317,7 @@ class Engine(_Opened):
     """A booted store. Made by `Store.boot`. Context manager. From any thread."""
 
     def __init__(self, path: StrPath, options: Dict[str, Any]) -> None:
-        super().__init__(path, Handle(path, boot_options(options)))
+        super().__init__(path, options)
         self.options = dict(options)  # of the boot, as they were given
         self.layers: Sequence[Layer] = Layers(self._handle)
         self._devices: Dict[int, str] = {}  # by ordinal

@@ -15,15 +15,19 @@ from .errors import UsageError
 class Handle:
     """`with handle as engine:` is a call on it; UsageError after close()."""
 
-    def __init__(self, store: Union[str, PathLike[str]],
-                 options: Optional[BootOptions] = None) -> None:
-        pointer = c_void_p()
-        check(library().open(encode(store), options, byref(pointer)))
-        self._pointer: Optional[c_void_p] = pointer
+    def __init__(self) -> None:
+        self._pointer: Optional[c_void_p] = c_void_p()
         self._changed = threading.Condition()
         self._callers: Dict[int, int] = {}  # thread: calls it is in
         self._closed = False
         self._process = os.getpid()
+
+    def open(self, store: Union[str, PathLike[str]],
+             options: Optional[BootOptions] = None) -> None:
+        """Once, by the thread that made this, which has seen to it that close() is called: a signal
+        may come before this returns."""
+        if self._pointer is not None:
+            check(library().open(encode(store), options, byref(self._pointer)))
 
     @property
     def closed(self) -> bool:
@@ -31,7 +35,7 @@ class Handle:
 
     def __enter__(self) -> c_void_p:
         with self._changed:
-            if self._closed or self._pointer is None:
+            if self._closed or not self._pointer:
                 raise UsageError("it was closed before",
                                  advice="open the store, or boot it, again")
             thread = threading.get_ident()
@@ -48,7 +52,7 @@ class Handle:
 
     def cancel(self) -> None:
         with self._changed:
-            if self._pointer is not None:
+            if self._pointer:
                 library().cancel(self._pointer)
 
     def close(self) -> None:
@@ -59,12 +63,11 @@ class Handle:
             return
         with self._changed:
             self._closed = True
-            if self._pointer is None:
+            if not self._pointer:
                 return
             library().cancel(self._pointer)
             own = threading.get_ident()
             while any(thread != own for thread in self._callers):
                 self._changed.wait()
-            pointer, self._pointer = self._pointer, None
-        if pointer is not None:
-            library().close(pointer)
+            pointer = self._pointer
+        library().close_at(byref(pointer))

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from ctypes import (CFUNCTYPE, POINTER, byref, c_char_p, c_double, c_int, c_int32, c_size_t,
-                    c_uint32, c_uint64, c_void_p)
+                    c_uint32, c_uint64, c_void_p, py_object)
 from typing import Any, Optional
 
 from .errors import KINDS, Error, SystemFailure, UsageError
@@ -196,7 +196,14 @@ FUNCTIONS = {
     "moe_refusal": (c_int, [c_void_p, c_uint32]),
     "moe_load_fp4": (c_int, [c_void_p, c_uint32, POINTER(c_uint32), c_size_t]),
     "close": (None, [c_void_p]),
+    "close_at": (None, [POINTER(c_void_p)]),
 }
+# The same of those that use objects of Python: called with the GIL held.
+PYTHON_FUNCTIONS = {
+    "owner_new": (py_object, [c_int]),
+    "owner_to_dlpack": (c_int, [py_object]),
+}
+OWNED = {"tensor": 1, "tensor_versioned": 2, "record": 3}
 STRUCT_BYTES_MAX = 4096
 SONAME = "libhotplane.so"
 
@@ -220,13 +227,15 @@ class Library:
             raise SystemFailure("the hotplane library cannot be loaded", file=path,
                                 found=str(error),
                                 advice="set HOTPLANE_LIBRARY to libhotplane.so") from None
-        for name, (result, arguments) in FUNCTIONS.items():
-            try:
-                function = getattr(self.dll, "hotplane_" + name)
-            except AttributeError:
-                raise self._other_version(path, f"no hotplane_{name}") from None
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name, function)
+        with_gil = ctypes.PyDLL(path, handle=self.dll._handle)
+        for dll, functions in ((self.dll, FUNCTIONS), (with_gil, PYTHON_FUNCTIONS)):
+            for name, (result, arguments) in functions.items():
+                try:
+                    function = getattr(dll, "hotplane_" + name)
+                except AttributeError:
+                    raise self._other_version(path, f"no hotplane_{name}") from None
+                function.restype, function.argtypes = result, arguments
+                setattr(self, name, function)
         self.path = path
         for name, struct in STRUCTS.items():
             self._compare_size(name, struct)
