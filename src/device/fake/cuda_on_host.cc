@@ -34,6 +34,10 @@ hotplane_on_host_switch:
 .size hotplane_on_host_switch, .-hotplane_on_host_switch
 )");
 
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
 thread_local IndexOnHost threadIdx, blockIdx, blockDim, gridDim;
 
 namespace hotplane::on_host {
@@ -43,8 +47,28 @@ constexpr size_t kStackBytes = 256 << 10;
 
 enum class State { kRuns, kWaitsForBlock, kWaitsForWarp, kEnded };
 
+// What is known to ThreadSanitizer as a thread's course of calls.
+class Course {
+ public:
+#ifdef __SANITIZE_THREAD__
+  Course() : course_(__tsan_create_fiber(0)) {}
+  ~Course() { __tsan_destroy_fiber(course_); }
+  void Enter() { __tsan_switch_to_fiber(course_, 0); }
+  static void* Current() { return __tsan_get_current_fiber(); }
+  static void Return(void* to) { __tsan_switch_to_fiber(to, 0); }
+
+ private:
+  void* course_;
+#else
+  void Enter() {}
+  static void* Current() { return nullptr; }
+  static void Return(void*) {}
+#endif
+};
+
 struct Thread {
   std::unique_ptr<std::byte[]> stack{new std::byte[kStackBytes]};
+  std::unique_ptr<Course> course{new Course};
   void* top = nullptr;  // of the stack, while another one is used
   State state = State::kEnded;
   void* operands = nullptr;
@@ -54,6 +78,7 @@ struct Thread {
 struct Block {
   std::vector<Thread> threads;
   void* scheduler = nullptr;
+  void* scheduler_course = nullptr;
   const std::function<void()>* kernel = nullptr;
   std::mt19937 random;
 };
@@ -62,6 +87,7 @@ thread_local Block block;
 void Wait(State state) {
   Thread& thread = block.threads[threadIdx.x];
   thread.state = state;
+  Course::Return(block.scheduler_course);
   hotplane_on_host_switch(&thread.top, block.scheduler);
 }
 
@@ -106,6 +132,7 @@ void RunWarp(uint32_t first) {
       Thread& lane = warp[i ^ chance];
       if (lane.state != State::kRuns) continue;
       threadIdx.x = first + (i ^ chance);
+      lane.course->Enter();
       hotplane_on_host_switch(&block.scheduler, lane.top);
     }
   } while (DoTogether(warp));
@@ -141,6 +168,7 @@ void Die(const char* why) {
 void Launch(uint32_t blocks, uint32_t threads, const std::function<void()>& kernel) {
   if (block.threads.size() != threads) block.threads = std::vector<Thread>(threads);
   block.kernel = &kernel;
+  block.scheduler_course = Course::Current();
   gridDim = {blocks, 1, 1};
   blockDim = {threads, 1, 1};
   for (uint32_t i = 0; i < blocks; ++i) {
