@@ -254,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm)
     }
     Multiply(args, work, warp, &producer, &of, memory + kDecodeFixedBytes, shared);
     ptx::WaitForCopies<0>();
-    __syncthreads();
+    ArriveForAllBlocks(args.barrier, round + product);
   }
   WaitForAllBlocks(args.barrier, round + 1);
   Combine(args);

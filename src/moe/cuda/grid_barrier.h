@@ -11,16 +11,17 @@ __device__ __forceinline__ uint32_t RoundOf(const GridBarrier* barrier) {
   return threadIdx.x == 0 ? ptx::LoadAcquire(&barrier->round) : 0;
 }
 
-// What blocks wrote before is seen by all of them afterwards. `round` of thread 0 counts.
-__device__ __forceinline__ void WaitForAllBlocks(GridBarrier* barrier, uint32_t round) {
+// What blocks wrote before they arrived is seen by all that wait for them. `round` of thread 0
+// counts.
+__device__ __forceinline__ void ArriveForAllBlocks(GridBarrier* barrier, uint32_t round) {
   __syncthreads();
+  if (threadIdx.x != 0 || ptx::AddAcquireRelease(&barrier->arrived, 1) + 1 != gridDim.x) return;
+  barrier->arrived = 0;
+  ptx::StoreRelease(&barrier->round, round + 1);
+}
+__device__ __forceinline__ void WaitForAllBlocks(const GridBarrier* barrier, uint32_t round) {
   if (threadIdx.x == 0) {
-    if (ptx::AddAcquireRelease(&barrier->arrived, 1) + 1 == gridDim.x) {
-      barrier->arrived = 0;
-      ptx::StoreRelease(&barrier->round, round + 1);
-    } else {
-      while (ptx::LoadAcquire(&barrier->round) == round) {
-      }
+    while (ptx::LoadAcquire(&barrier->round) == round) {
     }
   }
   __syncthreads();
