@@ -214,7 +214,7 @@ __device__ __forceinline__ Work WorkOf(const MoeArgs& args, const Share& share, 
   work.pairs = PairsOf(args, gate_up);
   work.second_strip = gate_up ? args.intermediate / kRows : 0;
   work.tiles = (gate_up ? args.hidden : args.intermediate) / kColumns;
-  work.first_slice = share.begin / work.pairs;
+  work.first_slice = share.first_slice;
   return work;
 }
 

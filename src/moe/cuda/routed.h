@@ -16,6 +16,7 @@ struct Slice {
 // by slice.
 struct Share {
   uint32_t begin, end;
+  uint32_t first_slice;
   Matrix matrices[kDecodeOwnSlicesMax];  // of the slices from begin's on
 };
 
@@ -113,67 +114,138 @@ static_assert(kCostMax * kDecodeAssignmentsMax < 65536);
 static_assert(kDecodeAssignmentsMax * kCostMax / kCostMin / kDecodeBlocksMin + 2 <=
               kDecodeOwnSlicesMax);
 
+// The sum of `value` over this lane and those before it.
+__device__ __forceinline__ uint32_t SumUpTo(uint32_t value, uint32_t lane) {
+#pragma unroll
+  for (uint32_t by = 1; by < 32; by *= 2) {
+    const uint32_t other = __shfl_up_sync(kAllLanes, value, by);
+    if (lane >= by) value += other;
+  }
+  return value;
+}
+
 // Each slice's cost becomes the sum of those before. By the threads of warp 0.
 __device__ __forceinline__ void SumCosts(Routed* routed) {
   uint32_t before = 0;
   for (uint32_t first = 0; first < routed->slice_count; first += 32) {
     const uint32_t i = first + threadIdx.x;
-    uint32_t sum = i < routed->slice_count ? routed->cost_before[i + 1] : 0;
-    for (uint32_t by = 1; by < 32; by *= 2) {
-      const uint32_t other = __shfl_up_sync(kAllLanes, sum, by);
-      if (threadIdx.x >= by) sum += other;
-    }
-    if (i < routed->slice_count) routed->cost_before[i + 1] = before + sum;
+    const uint32_t cost = i < routed->slice_count ? routed->cost_before[i + 1] : 0;
+    const uint32_t sum = SumUpTo(cost, threadIdx.x);
+    if (i < routed->slice_count) routed->cost_before[i + 1] = static_cast<uint16_t>(before + sum);
     before += __shfl_sync(kAllLanes, sum, 31);
   }
   if (threadIdx.x == 0) routed->cost_before[0] = 0;
 }
 
-// Where shares of a product's time begin and end, each slice having `pairs` items.
-__device__ __forceinline__ void FindShare(uint32_t pairs, Routed* routed, Share* share) {
-  const uint32_t slices = routed->slice_count;
-  const uint32_t total = routed->cost_before[slices] * pairs;
-  const uint32_t whole = total / gridDim.x, rest = total - whole * gridDim.x;
-  for (uint32_t which = 0; which < 2; ++which) {
-    const uint32_t block = blockIdx.x + which;
-    uint32_t* const item = which == 0 ? &share->begin : &share->end;
-    const uint32_t at = block * whole + block * rest / gridDim.x;
-    for (uint32_t i = threadIdx.x; i < slices; i += blockDim.x) {
-      const uint32_t before = routed->cost_before[i] * pairs;
-      const uint32_t cost = routed->cost_before[i + 1] - routed->cost_before[i];
-      if (before <= at && at < before + cost * pairs) *item = i * pairs + (at - before) / cost;
-    }
-    if (threadIdx.x == 0 && at == total) *item = slices * pairs;
+__device__ __forceinline__ uint32_t CostOfSlice(const MoeArgs& args, const Slice& slice) {
+  return CostOf(MatrixOf(args, slice.expert, true).tier, slice.count);
+}
+
+// Slices and costs of at most 32 assignments: by warp 0, one lane to an assignment.
+__device__ __forceinline__ void SortFew(const MoeArgs& args, uint32_t slice_tokens,
+                                        Routed* routed) {
+  const uint32_t a = threadIdx.x;
+  const uint32_t assignments = args.tokens * args.top_k;
+  uint32_t id = a < assignments ? static_cast<uint32_t>(args.ids[a]) : kNoId;
+  if (id >= args.experts) id = kNoId;
+  const uint32_t same = __match_any_sync(kAllLanes, id);
+  const uint32_t before = __popc(same & ((1u << a) - 1));
+  uint32_t place = before;
+  for (uint32_t other = 0; other < assignments; ++other)
+    place += __shfl_sync(kAllLanes, id, other) < id ? 1 : 0;
+  const bool valid = id != kNoId;
+  const bool begins = valid && before % slice_tokens == 0;
+  Slice slice = {};
+  uint32_t cost = 0;
+  if (begins) {
+    slice = {static_cast<uint16_t>(id), static_cast<uint16_t>(place),
+             static_cast<uint16_t>(min(__popc(same) - before, slice_tokens))};
+    cost = CostOfSlice(args, slice);
+  }
+  // Slices that begin earlier in the order, and their costs.
+  uint32_t at = 0, cost_before = 0;
+  for (uint32_t other = 0; other < assignments; ++other) {
+    const uint32_t its_place = __shfl_sync(kAllLanes, begins ? place : kNoId, other);
+    const uint32_t its_cost = __shfl_sync(kAllLanes, cost, other);
+    if (its_place >= place) continue;
+    ++at;
+    cost_before += its_cost;
+  }
+  if (valid) routed->order[place] = static_cast<uint16_t>(a);
+  if (begins) {
+    routed->slices[at] = slice;
+    routed->cost_before[at + 1] = static_cast<uint16_t>(cost_before + cost);
+  }
+  const uint32_t count = __popc(__ballot_sync(kAllLanes, begins));
+  if (a == 0) {
+    routed->slice_count = count;
+    routed->cost_before[0] = 0;
   }
 }
+
+// n / d, where it is below 2^11 and n below 2^20: their quotient in float32 is not off by 1/2d.
+__device__ __forceinline__ uint32_t Quotient(uint32_t n, uint32_t d) {
+  return __float2uint_rz(__fdividef(static_cast<float>(n) + 0.5f, static_cast<float>(d)));
+}
+
+// Where a block's share of a product's time begins, each slice having `pairs` items; where a share
+// ends is asked for as the beginning of the next. By a warp. Rounding moves a boundary for both
+// blocks that have it.
+struct ShareBegin {
+  uint32_t slice, pair;
+};
+__device__ __forceinline__ ShareBegin ShareBeginOf(const Routed& routed, uint32_t pairs,
+                                                   uint32_t block, uint32_t lane) {
+  const uint32_t slices = routed.slice_count;
+  if (block == gridDim.x) return {slices, 0};
+  const uint32_t total = routed.cost_before[slices] * pairs;
+  const uint32_t at = __float2uint_rz(static_cast<float>(total) * static_cast<float>(block) *
+                                      __frcp_rn(static_cast<float>(gridDim.x)));
+  uint32_t found = 0;
+  for (uint32_t i = lane; i < slices; i += 32) {
+    const uint32_t before = routed.cost_before[i] * pairs;
+    const uint32_t cost = routed.cost_before[i + 1] - routed.cost_before[i];
+    if (before <= at && at < before + cost * pairs)
+      found = i << 16 | min(pairs - 1, Quotient(at - before, cost));
+  }
+  found = __reduce_max_sync(kAllLanes, found);
+  return {found >> 16, found & 0xFFFF};
+}
+
+// By a warp.
+__device__ __forceinline__ void FindShare(const MoeArgs& args, bool gate_up, uint32_t pairs,
+                                          uint32_t lane, const Routed& routed, Share* share) {
+  const ShareBegin begin = ShareBeginOf(routed, pairs, blockIdx.x, lane);
+  const ShareBegin end = ShareBeginOf(routed, pairs, blockIdx.x + 1, lane);
+  if (lane == 0) {
+    share->begin = begin.slice * pairs + begin.pair;
+    share->end = end.slice * pairs + end.pair;
+    share->first_slice = begin.slice;
+  }
+  if (begin.slice + lane < end.slice + (end.pair != 0 ? 1 : 0))
+    share->matrices[lane] = MatrixOf(args, routed.slices[begin.slice + lane].expert, gate_up);
+}
+static_assert(kDecodeOwnSlicesMax <= 32);
 
 // By all threads of the block, which are in step afterwards.
 __device__ __forceinline__ void Route(const MoeArgs& args, uint32_t slice_tokens,
                                       uint32_t gate_up_pairs, uint32_t down_pairs,
                                       RoutingScratch* scratch, Routed* routed) {
-  SortByExpert(args, slice_tokens, scratch, routed);
-  for (uint32_t i = threadIdx.x; i < routed->slice_count; i += blockDim.x) {
-    const Slice slice = routed->slices[i];
-    routed->cost_before[i + 1] = CostOf(MatrixOf(args, slice.expert, true).tier, slice.count);
+  if (args.tokens * args.top_k <= 32) {
+    if (threadIdx.x < 32) SortFew(args, slice_tokens, routed);
+  } else {
+    SortByExpert(args, slice_tokens, scratch, routed);
+    for (uint32_t i = threadIdx.x; i < routed->slice_count; i += blockDim.x)
+      routed->cost_before[i + 1] = static_cast<uint16_t>(CostOfSlice(args, routed->slices[i]));
+    __syncthreads();
+    if (threadIdx.x < 32) SumCosts(routed);
   }
   __syncthreads();
-  if (threadIdx.x < 32) SumCosts(routed);
-  __syncthreads();
-  FindShare(gate_up_pairs, routed, routed->shares);
-  FindShare(down_pairs, routed, routed->shares + 1);
-  __syncthreads();
-  const uint32_t product = threadIdx.x / 32;
-  if (product < 2 && routed->shares[product].begin < routed->shares[product].end) {
-    Share& share = routed->shares[product];
-    const uint32_t pairs = product == 0 ? gate_up_pairs : down_pairs;
-    const uint32_t first = share.begin / pairs;
-    const uint32_t last = (share.end - 1) / pairs;
-    const uint32_t i = threadIdx.x % 32;
-    if (first + i <= last)
-      share.matrices[i] = MatrixOf(args, routed->slices[first + i].expert, product == 0);
-  }
+  const uint32_t warp = threadIdx.x / 32;
+  if (warp < 2)
+    FindShare(args, warp == 0, warp == 0 ? gate_up_pairs : down_pairs, threadIdx.x % 32, *routed,
+              routed->shares + warp);
   __syncthreads();
 }
-static_assert(kDecodeOwnSlicesMax <= 32);
 
 }  // namespace hotplane::moe_cuda
