@@ -252,32 +252,31 @@ Result<void> CudaMoe::Enqueue(const Launch& launch, CUstream stream, void** argu
 }
 
 Result<CudaMoe::DecodeShape> CudaMoe::ShapeFor(uint32_t k) const {
-  for (uint32_t per_multiprocessor = kDecodeBlocksPerSm; per_multiprocessor > 0;
-       --per_multiprocessor) {
-    const uint32_t room = std::min(
-        shared_per_block_, shared_per_multiprocessor_ / per_multiprocessor - kSharedOfRuntime);
-    for (uint32_t tokens = kDecodeSliceTokensMax; tokens > 1; tokens /= 2) {
-      const uint32_t bytes = kDecodeFixedBytes + StagedBytes(k, tokens);
-      if (bytes <= room) return DecodeShape{multiprocessors_ * per_multiprocessor, tokens, bytes};
+  const uint32_t room = std::min(shared_per_block_, shared_per_multiprocessor_ - kSharedOfRuntime);
+  for (uint32_t tokens = kDecodeSliceTokensMax; tokens > 1; tokens /= 2) {
+    for (uint32_t warps = kDecodeWarpsMax; warps >= kDecodeWarpsMin; warps /= 2) {
+      const uint32_t bytes = DecodeFixedBytes(warps) + StagedBytes(k, tokens);
+      if (bytes <= room) return DecodeShape{32 * warps, tokens, bytes};
     }
   }
   return Fail(
       Status::Capacity("this GPU has too little shared memory for layers so wide")
-          .Expected(Text("{} bytes for a thread block", kDecodeFixedBytes + StagedBytes(k, 2)))
-          .Found(Text("{}", shared_per_block_)));
+          .Expected(Text("{} bytes for a thread block",
+                         DecodeFixedBytes(kDecodeWarpsMin) + StagedBytes(k, 2)))
+          .Found(Text("{}", room)));
 }
 
 Result<void> CudaMoe::Decode(MoeArgs args, CUstream stream) const {
   HP_ASSIGN(const DecodeShape shape, ShapeFor(std::max(args.hidden, args.intermediate)));
-  if (shape.blocks < kDecodeBlocksMin)
+  if (multiprocessors_ < kDecodeBlocksMin)
     return Fail(Status::System("this GPU has too few multiprocessors for the experts")
                     .Expected(Text("room for {} thread blocks", kDecodeBlocksMin))
-                    .Found(Text("{}", shape.blocks)));
+                    .Found(Text("{}", multiprocessors_)));
   DecodeArgs decode = {.slice_tokens = shape.slice_tokens};
   void* arguments[] = {&args, &decode};
   return Enqueue({.kernel = decode_,
-                  .blocks = shape.blocks,
-                  .threads = kDecodeThreads,
+                  .blocks = multiprocessors_,
+                  .threads = shape.threads,
                   .shared_bytes = shape.shared_bytes,
                   .all_resident = true},
                  stream, arguments);
@@ -295,7 +294,7 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
   args.ids = call.ids;
   args.weights = call.weights;
   args.y = call.y;
-  args.barrier = reinterpret_cast<GridBarrier*>(call.workspace);
+  args.barriers = reinterpret_cast<GridBarriers*>(call.workspace);
   std::byte* const inner = call.workspace + kWorkspaceZeros;
   args.inner = reinterpret_cast<uint16_t*>(inner);
   args.results = reinterpret_cast<float*>(inner + InnerBytes(call.geometry, assignments));
@@ -345,7 +344,7 @@ Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, uint8_t tiers,
                      stream, with_product));
     }
   }
-  return Enqueue({.kernel = combine_, .blocks = 4 * multiprocessors_, .threads = kDecodeThreads},
+  return Enqueue({.kernel = combine_, .blocks = 4 * multiprocessors_, .threads = kCombineThreads},
                  stream, arguments);
 }
 

@@ -95,9 +95,9 @@ class CudaMoe {
   Result<void> LoadDecode();
   // False where this GPU has none of these.
   Result<bool> LoadPrefill(PrefillKernels kernels);
-  // How many blocks decode a layer whose wider side is k, and what they get.
+  // What the blocks get that decode a layer whose wider side is k, one on each multiprocessor.
   struct DecodeShape {
-    uint32_t blocks = 0;
+    uint32_t threads = 0;
     uint32_t slice_tokens = 0;
     uint32_t shared_bytes = 0;
   };

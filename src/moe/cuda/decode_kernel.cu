@@ -7,34 +7,59 @@
 namespace hotplane::moe_cuda {
 namespace {
 
-struct Shared {
-  uint8_t ring[kDecodeRingBytes];
-  // Sums of pieces of items: [warp][0: an item that began in an earlier warp, 1: one that ends in a
-  // later warp].
-  float pieces[kDecodeWarps][2][8][32];
-  Routed routed;
+// Sums of a piece of an item by token and row: 16 rows of the first strip, then of the second; rows
+// of tokens begin in different banks.
+struct Piece {
+  float of[kDecodeSliceTokensMax][40];
 };
-static_assert(sizeof(RoutingScratch) <= sizeof(Shared::pieces));
-static_assert(sizeof(Shared) <= kDecodeFixedBytes);
+// Of a warp; 0: an item that began in an earlier warp; 1: one that ends in a later warp, or was
+// the warp's alone.
+using Pieces = Piece[2];
+static_assert(sizeof(Pieces) == kDecodePieceBytes);
+static_assert(sizeof(RoutingScratch) <= kDecodeWarpsMin * sizeof(Pieces));
+
+struct Shared {
+  Routed* routed;
+  Pieces* pieces;    // [warp]
+  uint8_t* ring;     // of this warp
+  uint8_t* staging;  // of activations
+};
+__device__ __forceinline__ Shared Divide(uint8_t* memory, uint32_t warp) {
+  const uint32_t warps = blockDim.x / 32;
+  uint8_t* const pieces = memory + kDecodeRoutedBytes;
+  uint8_t* const rings = pieces + warps * kDecodePieceBytes;
+  return {reinterpret_cast<Routed*>(memory), reinterpret_cast<Pieces*>(pieces),
+          rings + warp * kDecodeRingBytes, rings + warps * kDecodeRingBytes};
+}
 
 // Each lane has the sums of its columns' blocks; a token's stand in several lanes.
-__device__ __forceinline__ void AddAcrossBlocks(uint32_t columns, Sums* sums) {
+__device__ __forceinline__ void AddAcrossBlocks(uint32_t tier, uint32_t columns, Sums* sums) {
   if (columns == 8) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
+    // Of the base tier a lane has one token.
+    if (tier == kTierBase && i % 2 == 1) continue;
     float& value = sums->of[i / 4][i / 2 % 2][i % 2];
     if (columns == 2) value += __shfl_xor_sync(kAllLanes, value, 1);
     value += __shfl_xor_sync(kAllLanes, value, 2);
   }
 }
 
-__device__ __forceinline__ void StorePiece(float (&piece)[8][32], uint32_t lane, const Sums& sums) {
+__device__ __forceinline__ void StorePiece(uint32_t tier, uint32_t columns, uint32_t lane,
+                                           Sums* sums, Piece* piece) {
+  AddAcrossBlocks(tier, columns, sums);
+  const uint32_t g = lane / 4, t = lane % 4;
+  // One of the lanes that have a token's sums.
+  if (t >= columns / 2) return;
+  const bool base = tier == kTierBase;
+  const float unit = base ? 1.0f : kFp4SumUnit;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) piece[i][lane] = sums.of[i / 4][i / 2 % 2][i % 2];
-}
-__device__ __forceinline__ void AddPiece(const float (&piece)[8][32], uint32_t lane, Sums* sums) {
+  for (uint32_t which = 0; which < 2; ++which) {
+    if (which == 1 && base) return;
+    float* const rows = piece->of[TokenOf(tier, columns, t, which)];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sums->of[i / 4][i / 2 % 2][i % 2] += piece[i][lane];
+    for (uint32_t i = 0; i < 4; ++i) rows[i * 8 + g] = sums->of[i / 2][i % 2][which] * unit;
+  }
 }
 
 __device__ __forceinline__ void FinishRow(const MoeArgs& args, const Work& work, uint32_t pair,
@@ -59,30 +84,6 @@ __device__ __forceinline__ void FinishRow(const MoeArgs& args, const Work& work,
   to[kStripRows] = second;
 }
 
-__device__ __forceinline__ void Finish(const MoeArgs& args, const Work& work, const Routed& routed,
-                                       uint32_t slice_at, uint32_t pair, uint32_t columns,
-                                       uint32_t lane, Sums sums) {
-  AddAcrossBlocks(columns, &sums);
-  const Slice slice = routed.slices[slice_at];
-  const Matrix& matrix = work.MatrixOf(slice_at);
-  const uint32_t g = lane / 4, t = lane % 4;
-  // One of the lanes that have a token's sums.
-  if (t >= columns / 2) return;
-  const bool base = matrix.tier == kTierBase;
-  const float unit = base ? 1.0f : kFp4SumUnit;
-#pragma unroll
-  for (uint32_t which = 0; which < 2; ++which) {
-    if (which == 1 && base) return;
-    const uint32_t token = TokenOf(matrix.tier, columns, t, which);
-    if (token >= slice.count) continue;
-    const uint32_t assignment = routed.order[slice.begin + token];
-#pragma unroll
-    for (uint32_t row = 0; row < 2; ++row)
-      FinishRow(args, work, pair, matrix.bias, assignment, g + 8 * row,
-                sums.of[0][row][which] * unit, sums.of[1][row][which] * unit);
-  }
-}
-
 // What was refused must not look like a result.
 __device__ __forceinline__ void FinishMissing(const MoeArgs& args, const Work& work,
                                               const Routed& routed, uint32_t at) {
@@ -99,17 +100,33 @@ __device__ __forceinline__ void FinishMissing(const MoeArgs& args, const Work& w
 // none.
 __device__ __forceinline__ uint32_t BrokenItem(const Segment& segment, uint32_t warp) {
   const uint32_t begin = segment.Before(warp), end = segment.Before(warp + 1);
-  const uint32_t item = end / segment.item_chunks;
+  const uint32_t item = Quotient(end, segment.item_chunks);
   const uint32_t first = item * segment.item_chunks;
   return first < begin || first >= end ? segment.pair_count : item;
 }
-__device__ __forceinline__ void JoinPieces(const Segment& segment, uint32_t item, uint32_t warp,
-                                           uint32_t lane, const Shared& shared, Sums* sums) {
-  AddPiece(shared.pieces[warp][1], lane, sums);
+
+// An item of a segment from its pieces, the first of them `warp`'s. By a warp: 16 lanes to a token.
+__device__ __forceinline__ void FinishItem(const MoeArgs& args, const Work& work,
+                                           const Segment& segment, uint32_t item, uint32_t warp,
+                                           uint32_t lane, const Shared& shared) {
+  const Slice slice = shared.routed->slices[segment.slice];
+  const float* const bias = work.MatrixOf(segment.slice).bias;
   const uint32_t end = (item + 1) * segment.item_chunks;
-  for (uint32_t later = warp + 1; later < kDecodeWarps && segment.Before(later) < end; ++later) {
-    if (segment.Before(later) != segment.Before(later + 1))
-      AddPiece(shared.pieces[later][0], lane, sums);
+  const uint32_t n = lane % kStripRows;
+  for (uint32_t token = lane / kStripRows; token < slice.count; token += 32 / kStripRows) {
+    const float* rows = shared.pieces[warp][1].of[token];
+    float first = rows[n], second = rows[kStripRows + n];
+    for (uint32_t begin = segment.Before(warp + 1), later = warp + 1; begin < end; ++later) {
+      const uint32_t next = segment.Before(later + 1);
+      if (next != begin) {
+        rows = shared.pieces[later][0].of[token];
+        first += rows[n];
+        second += rows[kStripRows + n];
+      }
+      begin = next;
+    }
+    FinishRow(args, work, segment.first_pair + item, bias,
+              shared.routed->order[slice.begin + token], n, first, second);
   }
 }
 
@@ -118,71 +135,68 @@ __device__ __forceinline__ void JoinPieces(const Segment& segment, uint32_t item
 __device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work& work,
                                                 const Segment& segment, const Staged& staged,
                                                 uint32_t columns, uint32_t warp, Producer* producer,
-                                                uint32_t* stage, const Lane& of, Shared* shared) {
-  const uint8_t* const ring = shared->ring + warp * kDecodeStages * kDecodeStageBytes;
+                                                uint32_t* stage, const Lane& of,
+                                                const Shared& shared) {
   const uint32_t tier = work.MatrixOf(segment.slice).tier;
   const uint32_t end = segment.Before(warp + 1);
   uint32_t at = segment.Before(warp);
-  uint32_t item = at / segment.item_chunks;
-  bool joined = false;
-  while (!joined) {
+  for (uint32_t item = Quotient(at, segment.item_chunks); at < end; ++item) {
+    const uint32_t first = item * segment.item_chunks;
+    const uint32_t last = min(end, first + segment.item_chunks);
+    const bool begins = at == first;
     Sums sums = {};
-    if (at < end) {
-      const uint32_t first = item * segment.item_chunks;
-      const uint32_t last = min(end, first + segment.item_chunks);
-      const bool begins = at == first;
-      for (; at < last; ++at) {
-        ptx::WaitForCopies<kDecodeStages - 2>();
-        __syncwarp();
-        producer->Issue(work);
-        AddChunk(tier, columns, ring + *stage, staged, at - first, of, &sums);
-        *stage += kDecodeStageBytes;
-        if (*stage == kDecodeStages * kDecodeStageBytes) *stage = 0;
-      }
-      ++item;
-      const bool ends = last == first + segment.item_chunks;
-      if (!begins || !ends) {
-        StorePiece(shared->pieces[warp][begins ? 1 : 0], of.lane, sums);
-        continue;
-      }
-    } else {
-      __syncthreads();
-      joined = true;
-      item = BrokenItem(segment, warp);
-      if (item == segment.pair_count) break;
-      JoinPieces(segment, item, warp, of.lane, *shared, &sums);
-      ++item;
+    for (; at < last; ++at) {
+      ptx::WaitForCopies<kDecodeStages - 2>();
+      __syncwarp();
+      producer->Issue(work);
+      AddChunk(tier, columns, shared.ring + *stage, staged, at - first, of, &sums);
+      *stage += kDecodeStageBytes;
+      if (*stage == kDecodeRingBytes) *stage = 0;
     }
-    Finish(args, work, shared->routed, segment.slice, segment.first_pair + item - 1, columns,
-           of.lane, sums);
+    StorePiece(tier, columns, of.lane, &sums, &shared.pieces[warp][begins ? 1 : 0]);
+    if (!begins || last != first + segment.item_chunks) continue;
+    __syncwarp();
+    FinishItem(args, work, segment, item, warp, of.lane, shared);
+    __syncwarp();
   }
+  __syncthreads();
+  const uint32_t item = BrokenItem(segment, warp);
+  if (item != segment.pair_count)
+    FinishItem(args, work, segment, item, warp, of.lane, shared);
 }
 
-__device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work, uint32_t warp,
-                                         Producer* producer, Lane* of, uint8_t* staging,
-                                         Shared* shared) {
+// A single token's activations are the same for all experts: they are staged while others of the
+// block route the call, where it is plain what for. kTierMissing: they are not.
+__device__ __forceinline__ uint32_t EarlyFormat(const MoeArgs& args) {
+  if (args.tokens != 1 || args.wanted != nullptr) return kTierMissing;
+  return args.wanted_of_all == kWantBase  ? kTierBase
+         : args.wanted_of_all == kWantFp4 ? kTierNibbles
+                                          : kTierMissing;
+}
+
+__device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work, uint32_t early, uint32_t warp,
+                                         Producer* producer, Lane* of,
+                                         const Shared& shared) {
   const uint32_t k = work.tiles * static_cast<uint32_t>(kTileColumns);
   uint32_t stage = 0;
   bool begun = !work.gate_up;
   for (uint32_t begin = work.share->begin; begin < work.share->end;) {
     const Segment segment(work, begin);
     begin += segment.pair_count;
-    const Slice slice = shared->routed.slices[segment.slice];
+    const Slice slice = shared.routed->slices[segment.slice];
     const uint32_t tier = work.MatrixOf(segment.slice).tier;
     if (tier == kTierMissing) {
       // The block that has its first item says so for all of them.
-      if (segment.first_pair == 0) FinishMissing(args, work, shared->routed, segment.slice);
+      if (segment.first_pair == 0) FinishMissing(args, work, *shared.routed, segment.slice);
       continue;
     }
     const uint32_t columns = ColumnsFor(tier, slice.count);
-    const uint32_t blocks = (k / 32 + kChunkBlocks - 1) / kChunkBlocks * kChunkBlocks;
-    // Digits of a token take two columns of one byte, its bfloat16 one of two.
-    const uint32_t value_bytes = blocks * 32 * columns * (tier == kTierBase ? 1 : 2);
-    const Staged staged = {staging, reinterpret_cast<float*>(staging + value_bytes)};
-    Stage(
+    const Staged staged = StagedAt(tier, k, columns, shared.staging);
+    if (!work.gate_up || early != FormatOf(tier))
+      Stage(
         tier, k, slice.count,
         [&](uint32_t token) {
-          const uint32_t assignment = shared->routed.order[slice.begin + token];
+          const uint32_t assignment = shared.routed->order[slice.begin + token];
           return work.gate_up ? args.x + uint64_t{assignment / args.top_k} * k
                               : args.inner + uint64_t{assignment} * k;
         },
@@ -228,40 +242,44 @@ __device__ __forceinline__ void FetchActivations(const MoeArgs& args) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm)
+extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
     hotplane_moe_decode(const __grid_constant__ MoeArgs args,
                         const __grid_constant__ DecodeArgs decode) {
   extern __shared__ __align__(16) uint8_t memory[];
-  Shared* const shared = reinterpret_cast<Shared*>(memory);
-  const uint32_t round = RoundOf(args.barrier);
-  FetchActivations(args);
-  Route(args, decode.slice_tokens, PairsOf(args, true), PairsOf(args, false),
-        reinterpret_cast<RoutingScratch*>(shared->pieces), &shared->routed);
-
   const uint32_t warp = threadIdx.x / 32;
+  const Shared shared = Divide(memory, warp);
+  const uint32_t early = EarlyFormat(args);
+  constexpr uint32_t kFirstEarly = 64;  // the warps before route
+  if (early == kTierMissing)
+    FetchActivations(args);
+  else if (threadIdx.x >= kFirstEarly)
+    Stage(early, args.hidden, 1, [&](uint32_t) { return args.x; },
+          StagedAt(early, args.hidden, ColumnsFor(early, 1), shared.staging), kFirstEarly);
+  Route(args, decode.slice_tokens, PairsOf(args, true), PairsOf(args, false),
+        reinterpret_cast<RoutingScratch*>(shared.pieces), shared.routed);
+
   Lane of;
   of.lane = threadIdx.x % 32;
-  Producer producer(ptx::SharedAddress(shared->ring + warp * kDecodeStages * kDecodeStageBytes),
-                    warp, of.lane);
+  Producer producer(ptx::SharedAddress(shared.ring), warp, of.lane);
 #pragma unroll 1
   for (uint32_t product = 0; product < 2; ++product) {
-    const Work work = WorkOf(args, shared->routed.shares[product], product == 0);
+    const Work work = WorkOf(args, shared.routed->shares[product], product == 0);
     // Weights set out while the blocks still wait for each other; those of the first product after
     // the activations, which would have to wait behind them.
     if (product != 0) {
       producer.Begin(work);
-      WaitForAllBlocks(args.barrier, round);
+      WaitForAllBlocks(args.barriers, 0);
     }
-    Multiply(args, work, warp, &producer, &of, memory + kDecodeFixedBytes, shared);
+    Multiply(args, work, early, warp, &producer, &of, shared);
     ptx::WaitForCopies<0>();
-    ArriveForAllBlocks(args.barrier, round + product);
+    ArriveForAllBlocks(args.barriers, product);
   }
-  WaitForAllBlocks(args.barrier, round + 1);
+  WaitForAllBlocks(args.barriers, 1);
   Combine(args);
 }
 
 // After a prefill.
-extern "C" __global__ void __launch_bounds__(kDecodeThreads)
+extern "C" __global__ void __launch_bounds__(kCombineThreads)
     hotplane_moe_combine(const __grid_constant__ MoeArgs args) {
   Combine(args);
 }

@@ -64,7 +64,7 @@ struct Segment {
 
   // The segment that begins with item `begin` of the block.
   __device__ Segment(const Work& work, uint32_t begin) {
-    slice = begin / work.pairs;
+    slice = Quotient(begin, work.pairs);
     first_pair = begin - slice * work.pairs;
     pair_count = min(work.share->end - begin, work.pairs - first_pair);
     const uint32_t tier = work.MatrixOf(slice).tier;
@@ -73,7 +73,8 @@ struct Segment {
   }
   // Chunks of the segment before those of `warp`.
   __device__ uint32_t Before(uint32_t warp) const {
-    return pair_count * item_chunks * warp / kDecodeWarps;
+    const uint32_t warps = blockDim.x / 32;  // a power of two
+    return pair_count * item_chunks * warp >> (31 - __clz(warps));
   }
 };
 
@@ -108,7 +109,7 @@ class Producer {
     }
     ptx::CommitCopies();
     stage_ += kDecodeStageBytes;
-    if (stage_ == kDecodeStages * kDecodeStageBytes) stage_ = 0;
+    if (stage_ == kDecodeRingBytes) stage_ = 0;
   }
 
  private:
@@ -127,7 +128,7 @@ class Producer {
     const bool nibbles = matrix.tier == kTierNibbles;
     quintals_ = matrix.tier == kTierQuintals;
     const uint32_t begin = segment.Before(warp_);
-    const uint32_t item = begin / segment.item_chunks;
+    const uint32_t item = Quotient(begin, segment.item_chunks);
     const uint32_t chunk_tiles = TilesOfChunk(matrix.tier);
     const uint32_t first = (begin - item * segment.item_chunks) * chunk_tiles;
     const bool in_turn = work.second_strip == 0;

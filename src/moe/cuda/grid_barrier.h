@@ -6,23 +6,19 @@
 
 namespace hotplane::moe_cuda {
 
-// The round that the next barrier ends, read before any block of the launch can have ended it.
-__device__ __forceinline__ uint32_t RoundOf(const GridBarrier* barrier) {
-  return threadIdx.x == 0 ? ptx::LoadAcquire(&barrier->round) : 0;
-}
-
-// What blocks wrote before they arrived is seen by all that wait for them. `round` of thread 0
-// counts.
-__device__ __forceinline__ void ArriveForAllBlocks(GridBarrier* barrier, uint32_t round) {
+// What blocks wrote before they arrived at a barrier is seen by all that wait for it. Each launch
+// has two, in order; of one that is over the count goes back to zero while nobody looks at it.
+__device__ __forceinline__ void ArriveForAllBlocks(GridBarriers* barriers, uint32_t which) {
   __syncthreads();
-  if (threadIdx.x != 0 || ptx::AddAcquireRelease(&barrier->arrived, 1) + 1 != gridDim.x) return;
-  barrier->arrived = 0;
-  ptx::StoreRelease(&barrier->round, round + 1);
+  if (threadIdx.x != 0) return;
+  if (which == 0 && blockIdx.x == 0) barriers->arrived[1] = 0;
+  ptx::AddRelease(&barriers->arrived[which], 1);
 }
-__device__ __forceinline__ void WaitForAllBlocks(const GridBarrier* barrier, uint32_t round) {
+__device__ __forceinline__ void WaitForAllBlocks(GridBarriers* barriers, uint32_t which) {
   if (threadIdx.x == 0) {
-    while (ptx::LoadAcquire(&barrier->round) == round) {
+    while (ptx::LoadAcquire(&barriers->arrived[which]) != gridDim.x) {
     }
+    if (which == 1 && blockIdx.x == 0) barriers->arrived[0] = 0;
   }
   __syncthreads();
 }

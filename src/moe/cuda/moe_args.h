@@ -37,9 +37,8 @@ struct Refusal {
 enum RefusalKind : uint32_t { kRefusedId = 1, kRefusedExpert = 2 };
 
 // All zeros before the first call, then left to the calls.
-struct GridBarrier {
-  uint32_t arrived;
-  uint32_t round;
+struct GridBarriers {
+  uint32_t arrived[2];
 };
 
 // Assignments (token, slot) are numbered token * top_k + slot.
@@ -53,7 +52,7 @@ struct MoeArgs {
   uint16_t* inner;          // [tokens * top_k, intermediate] bfloat16: act, by assignment
   float* results;           // [tokens * top_k, hidden]: by assignment
   Refusal* refusal;
-  GridBarrier* barrier;
+  GridBarriers* barriers;
   uint32_t experts, hidden, intermediate;
   uint32_t tokens, top_k;
   uint32_t first_assignment;  // of this launch, in the call
@@ -97,6 +96,7 @@ constexpr unsigned SharedBytesOf(const PrefillMmaShape& shape) { return shape.ri
 // Few: this many on average. Beyond, experts would often have two runs of columns, and their
 // weights be unpacked twice.
 inline constexpr unsigned kPrefillFewAverage = 16;
+inline constexpr unsigned kCombineThreads = 256;
 
 // Of decode alone.
 struct DecodeArgs {
@@ -105,20 +105,25 @@ struct DecodeArgs {
 
 inline constexpr unsigned kDecodeAssignmentsMax = 256;
 inline constexpr unsigned kDecodeExpertsMax = 1024;
-inline constexpr unsigned kDecodeWarps = 8;
-inline constexpr unsigned kDecodeThreads = kDecodeWarps * 32;
-inline constexpr unsigned kDecodeBlocksPerSm = 2;
-// Of each warp, in shared memory: what is on its way from device memory.
+// A block, of which each multiprocessor has one: of more warps where there is shared memory for them.
+inline constexpr unsigned kDecodeWarpsMin = kDecodeAssignmentsMax / 32;
+inline constexpr unsigned kDecodeWarpsMax = 16;
+// Of each warp, in shared memory: what is on its way from device memory, and sums of pieces of items
+// (DecodePieces of decode_kernel.cu).
 inline constexpr unsigned kDecodeStages = 3;
 inline constexpr unsigned kDecodeStageBytes = 2432;
-inline constexpr unsigned kDecodeRingBytes = kDecodeWarps * kDecodeStages * kDecodeStageBytes;
+inline constexpr unsigned kDecodeRingBytes = kDecodeStages * kDecodeStageBytes;
+inline constexpr unsigned kDecodePieceBytes = 1280;
 inline constexpr unsigned kDecodeSliceTokensMax = 4;
 // Slices that one block has to do with: those of its share of the items of a product.
 inline constexpr unsigned kDecodeOwnSlicesMax = 24;
 // With fewer a block might have more slices: costs differ by up to 3.5 (CostOf in routed.h).
 inline constexpr unsigned kDecodeBlocksMin = 40;
-// Beside what is staged.
-inline constexpr unsigned kDecodeFixedBytes = kDecodeRingBytes + 20992;
+// Beside what is staged: the routing (Routed of routed.h) and what each warp has.
+inline constexpr unsigned kDecodeRoutedBytes = 5120;
+constexpr unsigned DecodeFixedBytes(unsigned warps) {
+  return kDecodeRoutedBytes + warps * (kDecodePieceBytes + kDecodeRingBytes);
+}
 // Activations of a slice of `tokens` tokens: two bytes each, at least two tokens, whole chunks of 8
 // blocks of 32; and a float32 for each block and token.
 constexpr unsigned StagedBytes(unsigned k, unsigned tokens) {

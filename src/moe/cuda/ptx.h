@@ -93,16 +93,8 @@ __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
-__device__ __forceinline__ uint32_t AddAcquireRelease(uint32_t* at, uint32_t by) {
-  uint32_t before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;\n"
-               : "=r"(before)
-               : "l"(at), "r"(by)
-               : "memory");
-  return before;
-}
-__device__ __forceinline__ void StoreRelease(uint32_t* at, uint32_t value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;\n" ::"l"(at), "r"(value) : "memory");
+__device__ __forceinline__ void AddRelease(uint32_t* at, uint32_t by) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;\n" ::"l"(at), "r"(by) : "memory");
 }
 
 }  // namespace hotplane::ptx

@@ -34,8 +34,8 @@ struct RoutingScratch {
   uint32_t ids[kDecodeAssignmentsMax];    // by assignment; kNoId where it is none
   uint8_t begins[kDecodeAssignmentsMax];  // by place in the order: 1 where a slice does
 };
+static_assert(sizeof(Routed) <= kDecodeRoutedBytes);
 inline constexpr uint32_t kNoId = 0xFFFFFFFFu;
-static_assert(kDecodeAssignmentsMax == kDecodeThreads);
 
 // A thread's assignment among all: how many have smaller ids, come before it with the same, and how
 // many have the same at all.
@@ -59,15 +59,18 @@ __device__ __forceinline__ Rank RankOf(const RoutingScratch& scratch, uint32_t i
   return rank;
 }
 
-// By all threads of the block, one to an assignment. A stable sort: assignments keep their order.
+// By all threads of the block, of which the first have an assignment each. A stable sort:
+// assignments keep their order.
 __device__ __forceinline__ void SortByExpert(const MoeArgs& args, uint32_t slice_tokens,
                                              RoutingScratch* scratch, Routed* routed) {
   const uint32_t a = threadIdx.x;
   const uint32_t assignments = args.tokens * args.top_k;
   uint32_t id = a < assignments ? static_cast<uint32_t>(args.ids[a]) : kNoId;
   if (id >= args.experts) id = kNoId;
-  scratch->ids[a] = id;
-  scratch->begins[a] = 0;
+  if (a < kDecodeAssignmentsMax) {
+    scratch->ids[a] = id;
+    scratch->begins[a] = 0;
+  }
   __syncthreads();
   uint32_t place = 0;
   Rank rank = {};

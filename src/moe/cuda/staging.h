@@ -101,17 +101,31 @@ inline constexpr float kFp4SumUnit = 0x1p62f;
 // Blocks are staged in whole chunks, zeros beyond the end.
 inline constexpr uint32_t kChunkBlocks = 8;
 
-// By all threads of the block, four neighbours to a (block of 32, token). `rows` gives the row of
-// a token's activations in bfloat16.
+// Tiers that are staged alike.
+__device__ __forceinline__ uint32_t FormatOf(uint32_t tier) {
+  return tier == kTierQuintals ? static_cast<uint32_t>(kTierNibbles) : tier;
+}
+
+__device__ __forceinline__ Staged StagedAt(uint32_t tier, uint32_t k, uint32_t columns,
+                                           uint8_t* staging) {
+  const uint32_t blocks = (k / 32 + kChunkBlocks - 1) / kChunkBlocks * kChunkBlocks;
+  // Digits of a token take two columns of one byte, its bfloat16 one of two.
+  const uint32_t value_bytes = blocks * 32 * columns * (tier == kTierBase ? 1 : 2);
+  return {staging, reinterpret_cast<float*>(staging + value_bytes)};
+}
+
+// By the threads of the block from `first_thread` on, the first of a warp: four neighbours to a
+// (block of 32, token). `rows` gives the row of a token's activations in bfloat16.
 template <typename Rows>
 __device__ __forceinline__ void Stage(uint32_t tier, uint32_t k, uint32_t count, const Rows& rows,
-                                      const Staged& to) {
+                                      const Staged& to, uint32_t first_thread = 0) {
   const uint32_t columns = ColumnsFor(tier, count);
   const uint32_t tokens = tier == kTierBase ? columns / 2 : columns;
   const uint32_t t = threadIdx.x % 4;
   const uint32_t blocks = k / kScaleBlock;
   const uint32_t total = (blocks + kChunkBlocks - 1) / kChunkBlocks * kChunkBlocks * tokens;
-  for (uint32_t i = threadIdx.x / 4; i < total; i += kDecodeThreads / 4) {
+  for (uint32_t i = (threadIdx.x - first_thread) / 4; i < total;
+       i += (blockDim.x - first_thread) / 4) {
     const uint32_t block = i / tokens, token = i - block * tokens;
     Eight eight = {};
     if (token < count && block < blocks) {
