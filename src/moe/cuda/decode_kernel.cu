@@ -12,8 +12,7 @@ namespace {
 struct Piece {
   float of[kDecodeSliceTokensMax][40];
 };
-// Of a warp; 0: an item that began in an earlier warp; 1: one that ends in a later warp, or was
-// the warp's alone.
+// Of a warp; 0: an item that began in an earlier warp; 1: one that ends in a later warp.
 using Pieces = Piece[2];
 static_assert(sizeof(Pieces) == kDecodePieceBytes);
 static_assert(sizeof(RoutingScratch) <= kDecodeWarpsMin * sizeof(Pieces));
@@ -45,23 +44,6 @@ __device__ __forceinline__ void AddAcrossBlocks(uint32_t tier, uint32_t columns,
   }
 }
 
-__device__ __forceinline__ void StorePiece(uint32_t tier, uint32_t columns, uint32_t lane,
-                                           Sums* sums, Piece* piece) {
-  AddAcrossBlocks(tier, columns, sums);
-  const uint32_t g = lane / 4, t = lane % 4;
-  // One of the lanes that have a token's sums.
-  if (t >= columns / 2) return;
-  const bool base = tier == kTierBase;
-  const float unit = base ? 1.0f : kFp4SumUnit;
-#pragma unroll
-  for (uint32_t which = 0; which < 2; ++which) {
-    if (which == 1 && base) return;
-    float* const rows = piece->of[TokenOf(tier, columns, t, which)];
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) rows[i * 8 + g] = sums->of[i / 2][i % 2][which] * unit;
-  }
-}
-
 __device__ __forceinline__ void FinishRow(const MoeArgs& args, const Work& work, uint32_t pair,
                                           const float* bias, uint32_t assignment, uint32_t n,
                                           float first, float second) {
@@ -82,6 +64,26 @@ __device__ __forceinline__ void FinishRow(const MoeArgs& args, const Work& work,
   float* const to = args.results + uint64_t{assignment} * args.hidden + at;
   to[0] = first;
   to[kStripRows] = second;
+}
+
+// What a lane has of an item's sums goes to `to(token, row, first strip's, second's)`, by one of the
+// lanes that have a token's.
+template <typename To>
+__device__ __forceinline__ void Distribute(uint32_t tier, uint32_t columns, uint32_t lane,
+                                           Sums* sums, const To& to) {
+  AddAcrossBlocks(tier, columns, sums);
+  const uint32_t g = lane / 4, t = lane % 4;
+  if (t >= columns / 2) return;
+  const bool base = tier == kTierBase;
+  const float unit = base ? 1.0f : kFp4SumUnit;
+#pragma unroll
+  for (uint32_t which = 0; which < 2; ++which) {
+    if (which == 1 && base) return;
+    const uint32_t token = TokenOf(tier, columns, t, which);
+#pragma unroll
+    for (uint32_t row = 0; row < 2; ++row)
+      to(token, g + 8 * row, sums->of[0][row][which] * unit, sums->of[1][row][which] * unit);
+  }
 }
 
 // What was refused must not look like a result.
@@ -153,11 +155,23 @@ __device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work&
       *stage += kDecodeStageBytes;
       if (*stage == kDecodeRingBytes) *stage = 0;
     }
-    StorePiece(tier, columns, of.lane, &sums, &shared.pieces[warp][begins ? 1 : 0]);
-    if (!begins || last != first + segment.item_chunks) continue;
-    __syncwarp();
-    FinishItem(args, work, segment, item, warp, of.lane, shared);
-    __syncwarp();
+    if (begins && last == first + segment.item_chunks) {
+      const Slice slice = shared.routed->slices[segment.slice];
+      const float* const bias = work.MatrixOf(segment.slice).bias;
+      Distribute(tier, columns, of.lane, &sums,
+                 [&](uint32_t token, uint32_t row, float upper, float lower) {
+                   if (token < slice.count)
+                     FinishRow(args, work, segment.first_pair + item, bias,
+                               shared.routed->order[slice.begin + token], row, upper, lower);
+                 });
+      continue;
+    }
+    Piece* const piece = &shared.pieces[warp][begins ? 1 : 0];
+    Distribute(tier, columns, of.lane, &sums,
+               [&](uint32_t token, uint32_t row, float upper, float lower) {
+                 piece->of[token][row] = upper;
+                 piece->of[token][kStripRows + row] = lower;
+               });
   }
   __syncthreads();
   const uint32_t item = BrokenItem(segment, warp);
