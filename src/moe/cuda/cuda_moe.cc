@@ -266,13 +266,13 @@ Result<CudaMoe::DecodeShape> CudaMoe::ShapeFor(uint32_t k) const {
           .Found(Text("{}", room)));
 }
 
-Result<void> CudaMoe::Decode(MoeArgs args, CUstream stream) const {
+Result<void> CudaMoe::Decode(MoeArgs args, uint8_t tiers, CUstream stream) const {
   HP_ASSIGN(const DecodeShape shape, ShapeFor(std::max(args.hidden, args.intermediate)));
   if (multiprocessors_ < kDecodeBlocksMin)
     return Fail(Status::System("this GPU has too few multiprocessors for the experts")
                     .Expected(Text("room for {} thread blocks", kDecodeBlocksMin))
                     .Found(Text("{}", multiprocessors_)));
-  DecodeArgs decode = {.slice_tokens = shape.slice_tokens};
+  DecodeArgs decode = {.slice_tokens = shape.slice_tokens, .tiers = tiers};
   void* arguments[] = {&args, &decode};
   return Enqueue({.kernel = decode_,
                   .blocks = multiprocessors_,
@@ -308,7 +308,7 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
   args.limit = static_cast<float>(call.activation.limit);
   args.alpha = static_cast<float>(call.activation.alpha);
   args.biases = call.geometry.biases ? 1 : 0;
-  if (assignments <= kDecodeAssignmentsMax) return Decode(args, stream);
+  if (assignments <= kDecodeAssignmentsMax) return Decode(args, call.tiers, stream);
   std::byte* at =
       inner + InnerBytes(call.geometry, assignments) + ResultBytes(call.geometry, assignments);
   PrefillArgs prefill = {};

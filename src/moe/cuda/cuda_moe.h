@@ -85,7 +85,7 @@ class CudaMoe {
     bool all_resident = false;  // its blocks wait for each other
   };
   Result<void> Enqueue(const Launch& launch, CUstream stream, void** arguments) const;
-  Result<void> Decode(moe_cuda::MoeArgs args, CUstream stream) const;
+  Result<void> Decode(moe_cuda::MoeArgs args, uint8_t tiers, CUstream stream) const;
   Result<void> Prefill(moe_cuda::MoeArgs args, moe_cuda::PrefillArgs prefill, uint8_t tiers,
                        CUstream stream) const;
   Result<void> Get(CUmodule module, const char* name, CUfunction* function) const;

@@ -15,30 +15,31 @@ struct Piece {
 // Of a warp; 0: an item that began in an earlier warp; 1: one that ends in a later warp.
 using Pieces = Piece[2];
 static_assert(sizeof(Pieces) == kDecodePieceBytes);
+static_assert(sizeof(ProductTables) == kDecodeTableBytes);
 static_assert(sizeof(RoutingScratch) <= kDecodeWarpsMin * sizeof(Pieces));
 
 struct Shared {
   Routed* routed;
+  ProductTables* tables;
   Pieces* pieces;    // [warp]
   uint8_t* ring;     // of this warp
   uint8_t* staging;  // of activations
 };
 __device__ __forceinline__ Shared Divide(uint8_t* memory, uint32_t warp) {
   const uint32_t warps = blockDim.x / 32;
-  uint8_t* const pieces = memory + kDecodeRoutedBytes;
+  uint8_t* const table = memory + kDecodeRoutedBytes;
+  uint8_t* const pieces = table + kDecodeTableBytes;
   uint8_t* const rings = pieces + warps * kDecodePieceBytes;
-  return {reinterpret_cast<Routed*>(memory), reinterpret_cast<Pieces*>(pieces),
-          rings + warp * kDecodeRingBytes, rings + warps * kDecodeRingBytes};
+  return {reinterpret_cast<Routed*>(memory), reinterpret_cast<ProductTables*>(table),
+          reinterpret_cast<Pieces*>(pieces), rings + warp * kDecodeRingBytes, rings + warps * kDecodeRingBytes};
 }
 
 // Each lane has the sums of its columns' blocks; a token's stand in several lanes.
-__device__ __forceinline__ void AddAcrossBlocks(uint32_t tier, uint32_t columns, Sums* sums) {
+__device__ __forceinline__ void AddAcrossBlocks(uint32_t columns, Sums* sums) {
   if (columns == 8) return;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    // Of the base tier a lane has one token.
-    if (tier == kTierBase && i % 2 == 1) continue;
-    float& value = sums->of[i / 4][i / 2 % 2][i % 2];
+  for (int i = 0; i < 4; ++i) {
+    float& value = sums->of[i / 2][i % 2];
     if (columns == 2) value += __shfl_xor_sync(kAllLanes, value, 1);
     value += __shfl_xor_sync(kAllLanes, value, 2);
   }
@@ -69,21 +70,14 @@ __device__ __forceinline__ void FinishRow(const MoeArgs& args, const Work& work,
 // What a lane has of an item's sums goes to `to(token, row, first strip's, second's)`, by one of the
 // lanes that have a token's.
 template <typename To>
-__device__ __forceinline__ void Distribute(uint32_t tier, uint32_t columns, uint32_t lane,
-                                           Sums* sums, const To& to) {
-  AddAcrossBlocks(tier, columns, sums);
+__device__ __forceinline__ void Distribute(uint32_t columns, uint32_t lane, Sums* sums,
+                                           const To& to) {
+  AddAcrossBlocks(columns, sums);
   const uint32_t g = lane / 4, t = lane % 4;
   if (t >= columns / 2) return;
-  const bool base = tier == kTierBase;
-  const float unit = base ? 1.0f : kFp4SumUnit;
 #pragma unroll
-  for (uint32_t which = 0; which < 2; ++which) {
-    if (which == 1 && base) return;
-    const uint32_t token = TokenOf(tier, columns, t, which);
-#pragma unroll
-    for (uint32_t row = 0; row < 2; ++row)
-      to(token, g + 8 * row, sums->of[0][row][which] * unit, sums->of[1][row][which] * unit);
-  }
+  for (uint32_t row = 0; row < 2; ++row)
+    to(TokenOf(columns, t), g + 8 * row, sums->of[0][row], sums->of[1][row]);
 }
 
 // What was refused must not look like a result.
@@ -158,7 +152,7 @@ __device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work&
     if (begins && last == first + segment.item_chunks) {
       const Slice slice = shared.routed->slices[segment.slice];
       const float* const bias = work.MatrixOf(segment.slice).bias;
-      Distribute(tier, columns, of.lane, &sums,
+      Distribute(columns, of.lane, &sums,
                  [&](uint32_t token, uint32_t row, float upper, float lower) {
                    if (token < slice.count)
                      FinishRow(args, work, segment.first_pair + item, bias,
@@ -167,7 +161,7 @@ __device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work&
       continue;
     }
     Piece* const piece = &shared.pieces[warp][begins ? 1 : 0];
-    Distribute(tier, columns, of.lane, &sums,
+    Distribute(columns, of.lane, &sums,
                [&](uint32_t token, uint32_t row, float upper, float lower) {
                  piece->of[token][row] = upper;
                  piece->of[token][kStripRows + row] = lower;
@@ -179,13 +173,15 @@ __device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work&
     FinishItem(args, work, segment, item, warp, of.lane, shared);
 }
 
-// A single token's activations are the same for all experts: they are staged while others of the
-// block route the call, where it is plain what for. kTierMissing: they are not.
-__device__ __forceinline__ uint32_t EarlyFormat(const MoeArgs& args) {
-  if (args.tokens != 1 || args.wanted != nullptr) return kTierMissing;
-  return args.wanted_of_all == kWantBase  ? kTierBase
-         : args.wanted_of_all == kWantFp4 ? kTierNibbles
-                                          : kTierMissing;
+// The tier of all experts, where that is plain before they are looked up, or kTierMissing.
+__device__ __forceinline__ uint32_t PlainTier(const MoeArgs& args, const DecodeArgs& decode) {
+  if (args.wanted != nullptr) return kTierMissing;
+  if (args.wanted_of_all == kWantBase) return kTierBase;
+  if (args.wanted_of_all != kWantFp4) return kTierMissing;
+  const uint32_t fp4 = decode.tiers & (kFromNibbles | kFromQuintals);
+  return fp4 == kFromNibbles    ? kTierNibbles
+         : fp4 == kFromQuintals ? kTierQuintals
+                                : kTierMissing;
 }
 
 __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work, uint32_t early, uint32_t warp,
@@ -204,11 +200,11 @@ __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work, 
       if (segment.first_pair == 0) FinishMissing(args, work, *shared.routed, segment.slice);
       continue;
     }
-    const uint32_t columns = ColumnsFor(tier, slice.count);
-    const Staged staged = StagedAt(tier, k, columns, shared.staging);
-    if (!work.gate_up || early != FormatOf(tier))
+    const uint32_t columns = ColumnsFor(slice.count);
+    const Staged staged = StagedAt(k, columns, shared.staging);
+    if (!work.gate_up || early != tier)
       Stage(
-        tier, k, slice.count,
+        OrderOf(tier), UnitOf(tier), k, slice.count,
         [&](uint32_t token) {
           const uint32_t assignment = shared.routed->order[slice.begin + token];
           return work.gate_up ? args.x + uint64_t{assignment / args.top_k} * k
@@ -262,18 +258,21 @@ extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
   extern __shared__ __align__(16) uint8_t memory[];
   const uint32_t warp = threadIdx.x / 32;
   const Shared shared = Divide(memory, warp);
-  const uint32_t early = EarlyFormat(args);
-  constexpr uint32_t kFirstEarly = 64;  // the warps before route
+  // A single token's activations are the same for all experts: they are staged while the first
+  // warps route the call.
+  const uint32_t early = args.tokens == 1 ? PlainTier(args, decode) : kTierMissing;
+  constexpr uint32_t kFirstEarly = 64;
   if (early == kTierMissing)
     FetchActivations(args);
   else if (threadIdx.x >= kFirstEarly)
-    Stage(early, args.hidden, 1, [&](uint32_t) { return args.x; },
-          StagedAt(early, args.hidden, ColumnsFor(early, 1), shared.staging), kFirstEarly);
+    Stage(OrderOf(early), UnitOf(early), args.hidden, 1, [&](uint32_t) { return args.x; },
+          StagedAt(args.hidden, ColumnsFor(1), shared.staging), kFirstEarly);
+  if (threadIdx.x >= kFirstEarly)
+    shared.tables->Fill((decode.tiers & kFromQuintals) != 0, kFirstEarly);
   Route(args, decode.slice_tokens, PairsOf(args, true), PairsOf(args, false),
         reinterpret_cast<RoutingScratch*>(shared.pieces), shared.routed);
 
-  Lane of;
-  of.lane = threadIdx.x % 32;
+  Lane of(threadIdx.x % 32, *shared.tables);
   Producer producer(ptx::SharedAddress(shared.ring), warp, of.lane);
 #pragma unroll 1
   for (uint32_t product = 0; product < 2; ++product) {

@@ -101,6 +101,7 @@ inline constexpr unsigned kCombineThreads = 256;
 // Of decode alone.
 struct DecodeArgs {
   uint32_t slice_tokens;  // assignments of an expert that are computed at once
+  uint32_t tiers;         // what experts are computed from, Froms
 };
 
 inline constexpr unsigned kDecodeAssignmentsMax = 256;
@@ -119,17 +120,19 @@ inline constexpr unsigned kDecodeSliceTokensMax = 4;
 inline constexpr unsigned kDecodeOwnSlicesMax = 24;
 // With fewer a block might have more slices: costs differ by up to 3.5 (CostOf in routed.h).
 inline constexpr unsigned kDecodeBlocksMin = 40;
-// Beside what is staged: the routing (Routed of routed.h) and what each warp has.
+// Beside what is staged: the routing (Routed of routed.h), tables (ProductTables of
+// decode_product.h), and what each warp has.
 inline constexpr unsigned kDecodeRoutedBytes = 5120;
+inline constexpr unsigned kDecodeTableBytes = 4736;
 constexpr unsigned DecodeFixedBytes(unsigned warps) {
-  return kDecodeRoutedBytes + warps * (kDecodePieceBytes + kDecodeRingBytes);
+  return kDecodeRoutedBytes + kDecodeTableBytes +
+         warps * (kDecodePieceBytes + kDecodeRingBytes);
 }
-// Activations of a slice of `tokens` tokens: two bytes each, at least two tokens, whole chunks of 8
+// Activations of a slice of up to `tokens` tokens (1, 2 or 4): two bytes each, whole chunks of 8
 // blocks of 32; and a float32 for each block and token.
 constexpr unsigned StagedBytes(unsigned k, unsigned tokens) {
   const unsigned blocks = (k + 255) / 256 * 8;
-  const unsigned padded = tokens <= 2 ? 2 : 4;
-  return blocks * (32 * padded * 2 + padded * 4);
+  return blocks * tokens * (32 * 2 + 4);
 }
 
 }  // namespace hotplane::moe_cuda

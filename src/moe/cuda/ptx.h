@@ -60,6 +60,11 @@ __device__ __forceinline__ void LoadMatrices(uint32_t (&matrices)[4], uint32_t s
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
                : "r"(shared)
                : "memory");
+// Those bits of `mask` in which a and b are the same.
+__device__ __forceinline__ uint32_t SameBits(uint32_t a, uint32_t b, uint32_t mask) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0x82;\n" : "=r"(result) : "r"(a), "r"(b), "r"(mask));
+  return result;
 }
 
 // d += a b: a [16, 16], b [16, 8] bfloat16, d [16, 8] float32, in the layouts of the PTX manual.
