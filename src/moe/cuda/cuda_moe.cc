@@ -259,11 +259,10 @@ Result<CudaMoe::DecodeShape> CudaMoe::ShapeFor(uint32_t k) const {
       if (bytes <= room) return DecodeShape{32 * warps, tokens, bytes};
     }
   }
-  return Fail(
-      Status::Capacity("this GPU has too little shared memory for layers so wide")
-          .Expected(Text("{} bytes for a thread block",
-                         DecodeFixedBytes(kDecodeWarpsMin) + StagedBytes(k, 2)))
-          .Found(Text("{}", room)));
+  return Fail(Status::Capacity("this GPU has too little shared memory for layers so wide")
+                  .Expected(Text("{} bytes for a thread block",
+                                 DecodeFixedBytes(kDecodeWarpsMin) + StagedBytes(k, 2)))
+                  .Found(Text("{}", room)));
 }
 
 Result<void> CudaMoe::Decode(MoeArgs args, uint8_t tiers, CUstream stream) const {

@@ -31,7 +31,8 @@ __device__ __forceinline__ Shared Divide(uint8_t* memory, uint32_t warp) {
   uint8_t* const pieces = table + kDecodeTableBytes;
   uint8_t* const rings = pieces + warps * kDecodePieceBytes;
   return {reinterpret_cast<Routed*>(memory), reinterpret_cast<ProductTables*>(table),
-          reinterpret_cast<Pieces*>(pieces), rings + warp * kDecodeRingBytes, rings + warps * kDecodeRingBytes};
+          reinterpret_cast<Pieces*>(pieces), rings + warp * kDecodeRingBytes,
+          rings + warps * kDecodeRingBytes};
 }
 
 // Each lane has the sums of its columns' blocks; a token's stand in several lanes.
@@ -67,8 +68,8 @@ __device__ __forceinline__ void FinishRow(const MoeArgs& args, const Work& work,
   to[kStripRows] = second;
 }
 
-// What a lane has of an item's sums goes to `to(token, row, first strip's, second's)`, by one of the
-// lanes that have a token's.
+// What a lane has of an item's sums goes to `to(token, row, first strip's, second's)`, by one of
+// the lanes that have a token's.
 template <typename To>
 __device__ __forceinline__ void Distribute(uint32_t columns, uint32_t lane, Sums* sums,
                                            const To& to) {
@@ -126,16 +127,25 @@ __device__ __forceinline__ void FinishItem(const MoeArgs& args, const Work& work
   }
 }
 
+// What a warp takes along.
+struct Warp {
+  uint32_t index;  // in the block
+  Lane of;
+  Producer producer;
+  uint32_t stage;  // of the next chunk in the ring, in bytes
+};
+
 // This warp's chunks of a segment. Items that are not all its own are left in pieces, which are
 // joined when all warps are done.
 __device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work& work,
                                                 const Segment& segment, const Staged& staged,
-                                                uint32_t columns, uint32_t warp, Producer* producer,
-                                                uint32_t* stage, const Lane& of,
-                                                const Shared& shared) {
-  const uint32_t tier = work.MatrixOf(segment.slice).tier;
-  const uint32_t end = segment.Before(warp + 1);
-  uint32_t at = segment.Before(warp);
+                                                uint32_t columns, const Shared& shared,
+                                                Warp* warp) {
+  const Slice slice = shared.routed->slices[segment.slice];
+  const Matrix& matrix = work.MatrixOf(segment.slice);
+  const uint32_t lane = warp->of.lane;
+  const uint32_t end = segment.Before(warp->index + 1);
+  uint32_t at = segment.Before(warp->index);
   for (uint32_t item = Quotient(at, segment.item_chunks); at < end; ++item) {
     const uint32_t first = item * segment.item_chunks;
     const uint32_t last = min(end, first + segment.item_chunks);
@@ -144,33 +154,29 @@ __device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work&
     for (; at < last; ++at) {
       ptx::WaitForCopies<kDecodeStages - 2>();
       __syncwarp();
-      producer->Issue(work);
-      AddChunk(tier, columns, shared.ring + *stage, staged, at - first, of, &sums);
-      *stage += kDecodeStageBytes;
-      if (*stage == kDecodeRingBytes) *stage = 0;
+      warp->producer.Issue(work);
+      AddChunk(matrix.tier, columns, shared.ring + warp->stage, staged, at - first, warp->of,
+               &sums);
+      warp->stage += kDecodeStageBytes;
+      if (warp->stage == kDecodeRingBytes) warp->stage = 0;
     }
     if (begins && last == first + segment.item_chunks) {
-      const Slice slice = shared.routed->slices[segment.slice];
-      const float* const bias = work.MatrixOf(segment.slice).bias;
-      Distribute(columns, of.lane, &sums,
-                 [&](uint32_t token, uint32_t row, float upper, float lower) {
-                   if (token < slice.count)
-                     FinishRow(args, work, segment.first_pair + item, bias,
-                               shared.routed->order[slice.begin + token], row, upper, lower);
-                 });
+      Distribute(columns, lane, &sums, [&](uint32_t token, uint32_t row, float upper, float lower) {
+        if (token < slice.count)
+          FinishRow(args, work, segment.first_pair + item, matrix.bias,
+                    shared.routed->order[slice.begin + token], row, upper, lower);
+      });
       continue;
     }
-    Piece* const piece = &shared.pieces[warp][begins ? 1 : 0];
-    Distribute(columns, of.lane, &sums,
-               [&](uint32_t token, uint32_t row, float upper, float lower) {
-                 piece->of[token][row] = upper;
-                 piece->of[token][kStripRows + row] = lower;
-               });
+    Piece* const piece = &shared.pieces[warp->index][begins ? 1 : 0];
+    Distribute(columns, lane, &sums, [&](uint32_t token, uint32_t row, float upper, float lower) {
+      piece->of[token][row] = upper;
+      piece->of[token][kStripRows + row] = lower;
+    });
   }
   __syncthreads();
-  const uint32_t item = BrokenItem(segment, warp);
-  if (item != segment.pair_count)
-    FinishItem(args, work, segment, item, warp, of.lane, shared);
+  const uint32_t item = BrokenItem(segment, warp->index);
+  if (item != segment.pair_count) FinishItem(args, work, segment, item, warp->index, lane, shared);
 }
 
 // The tier of all experts, where that is plain before they are looked up, or kTierMissing.
@@ -179,16 +185,14 @@ __device__ __forceinline__ uint32_t PlainTier(const MoeArgs& args, const DecodeA
   if (args.wanted_of_all == kWantBase) return kTierBase;
   if (args.wanted_of_all != kWantFp4) return kTierMissing;
   const uint32_t fp4 = decode.tiers & (kFromNibbles | kFromQuintals);
-  return fp4 == kFromNibbles    ? kTierNibbles
-         : fp4 == kFromQuintals ? kTierQuintals
-                                : kTierMissing;
+  return fp4 == kFromNibbles ? kTierNibbles : fp4 == kFromQuintals ? kTierQuintals : kTierMissing;
 }
 
-__device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work, uint32_t early, uint32_t warp,
-                                         Producer* producer, Lane* of,
-                                         const Shared& shared) {
+// `staged_tier`: the tier for which the activations of the first product are staged already.
+__device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work,
+                                         uint32_t staged_tier, const Shared& shared, Warp* warp) {
   const uint32_t k = work.tiles * static_cast<uint32_t>(kTileColumns);
-  uint32_t stage = 0;
+  warp->stage = 0;
   bool begun = !work.gate_up;
   for (uint32_t begin = work.share->begin; begin < work.share->end;) {
     const Segment segment(work, begin);
@@ -202,26 +206,26 @@ __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work, 
     }
     const uint32_t columns = ColumnsFor(slice.count);
     const Staged staged = StagedAt(k, columns, shared.staging);
-    if (!work.gate_up || early != tier)
+    if (!work.gate_up || tier != staged_tier)
       Stage(
-        OrderOf(tier), UnitOf(tier), k, slice.count,
-        [&](uint32_t token) {
-          const uint32_t assignment = shared.routed->order[slice.begin + token];
-          return work.gate_up ? args.x + uint64_t{assignment / args.top_k} * k
-                              : args.inner + uint64_t{assignment} * k;
-        },
-        staged);
+          tier, k, slice.count,
+          [&](uint32_t token) {
+            const uint32_t assignment = shared.routed->order[slice.begin + token];
+            return work.gate_up ? args.x + uint64_t{assignment / args.top_k} * k
+                                : args.inner + uint64_t{assignment} * k;
+          },
+          staged);
 #pragma unroll
     for (uint32_t q = 0; q < 4; ++q) {
-      of->flags[q] = of->lane / 4 / columns == q ? 1 : 0;
+      warp->of.flags[q] = warp->of.lane / 4 / columns == q ? 1 : 0;
       // Opaque, so that a multiplication by it stays one: it runs beside the byte permutations, a
       // selection would compete with them.
-      asm volatile("" : "+r"(of->flags[q]));
+      asm volatile("" : "+r"(warp->of.flags[q]));
     }
-    if (!begun) producer->Begin(work);
+    if (!begun) warp->producer.Begin(work);
     begun = true;
     __syncthreads();
-    MultiplySegment(args, work, segment, staged, columns, warp, producer, &stage, *of, shared);
+    MultiplySegment(args, work, segment, staged, columns, shared, warp);
   }
 }
 
@@ -256,34 +260,35 @@ extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
     hotplane_moe_decode(const __grid_constant__ MoeArgs args,
                         const __grid_constant__ DecodeArgs decode) {
   extern __shared__ __align__(16) uint8_t memory[];
-  const uint32_t warp = threadIdx.x / 32;
-  const Shared shared = Divide(memory, warp);
+  const uint32_t index = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Shared shared = Divide(memory, index);
   // A single token's activations are the same for all experts: they are staged while the first
   // warps route the call.
-  const uint32_t early = args.tokens == 1 ? PlainTier(args, decode) : kTierMissing;
-  constexpr uint32_t kFirstEarly = 64;
-  if (early == kTierMissing)
-    FetchActivations(args);
-  else if (threadIdx.x >= kFirstEarly)
-    Stage(OrderOf(early), UnitOf(early), args.hidden, 1, [&](uint32_t) { return args.x; },
-          StagedAt(args.hidden, ColumnsFor(1), shared.staging), kFirstEarly);
-  if (threadIdx.x >= kFirstEarly)
-    shared.tables->Fill((decode.tiers & kFromQuintals) != 0, kFirstEarly);
+  constexpr uint32_t kRoutingThreads = 64;
+  const uint32_t staged_tier = args.tokens == 1 ? PlainTier(args, decode) : kTierMissing;
+  if (staged_tier == kTierMissing) FetchActivations(args);
+  if (threadIdx.x >= kRoutingThreads) {
+    if (staged_tier != kTierMissing)
+      Stage(
+          staged_tier, args.hidden, 1, [&](uint32_t) { return args.x; },
+          StagedAt(args.hidden, ColumnsFor(1), shared.staging), kRoutingThreads);
+    shared.tables->Fill((decode.tiers & kFromQuintals) != 0, kRoutingThreads);
+  }
   Route(args, decode.slice_tokens, PairsOf(args, true), PairsOf(args, false),
         reinterpret_cast<RoutingScratch*>(shared.pieces), shared.routed);
 
-  Lane of(threadIdx.x % 32, *shared.tables);
-  Producer producer(ptx::SharedAddress(shared.ring), warp, of.lane);
+  Warp warp = {index, Lane(lane, *shared.tables),
+               Producer(ptx::SharedAddress(shared.ring), index, lane), 0};
 #pragma unroll 1
   for (uint32_t product = 0; product < 2; ++product) {
     const Work work = WorkOf(args, shared.routed->shares[product], product == 0);
     // Weights set out while the blocks still wait for each other; those of the first product after
     // the activations, which would have to wait behind them.
     if (product != 0) {
-      producer.Begin(work);
+      warp.producer.Begin(work);
       WaitForAllBlocks(args.barriers, 0);
     }
-    Multiply(args, work, early, warp, &producer, &of, shared);
+    Multiply(args, work, staged_tier, shared, &warp);
     ptx::WaitForCopies<0>();
     ArriveForAllBlocks(args.barriers, product);
   }

@@ -1,6 +1,7 @@
 // Products of a chunk of weights with a slice's staged activations.
 #pragma once
 
+#include "moe/cuda/byte_fragments.h"
 #include "moe/cuda/decode_stream.h"
 #include "moe/cuda/staging.h"
 
@@ -68,11 +69,11 @@ struct TileBytes<kTierBase> {
     lower = SelectorsOf(codes.y);
   }
   template <int kBlock>
-  __device__ CodeBytes Weights(const Lane& of) const {
+  __device__ BlockBytes Weights(const Lane& of) const {
     return CodeBytesOf<kBlock>(of.levels, upper, lower);
   }
   template <int kBlock>
-  __device__ CodeBytes Magnitudes(const Lane&) const {
+  __device__ BlockBytes Magnitudes(const Lane&) const {
     return {};
   }
 };
@@ -82,11 +83,11 @@ struct Fp4Bytes {
   // Nibbles by block, of row g and row g+8.
   uint32_t weights[2][2], magnitudes[2][2];
   template <int kBlock>
-  __device__ CodeBytes Weights(const Lane& of) const {
+  __device__ BlockBytes Weights(const Lane& of) const {
     return NibbleBytes(of.magnitudes[kOf], weights[kBlock][0], weights[kBlock][1]);
   }
   template <int kBlock>
-  __device__ CodeBytes Magnitudes(const Lane& of) const {
+  __device__ BlockBytes Magnitudes(const Lane& of) const {
     return NibbleBytes(of.magnitudes[kOf], magnitudes[kBlock][0], magnitudes[kBlock][1]);
   }
 };
@@ -112,9 +113,9 @@ struct TileBytes<kTierQuintals> : Fp4Bytes<1> {
     const uint8_t* const fine = strip + Chunk<kTierQuintals>::kFine + tile * kTileQuintalBytes;
     const uint2 words = *reinterpret_cast<const uint2*>(fine + of.lane * 8);
     const uint32_t last = *reinterpret_cast<const uint16_t*>(fine + 256 + of.lane * 2);
-    const uint32_t twenties[2][2] = {{words.x, words.y >> 8},
-                                     {__funnelshift_r(words.x, words.y, 20),
-                                      __funnelshift_r(words.y, last, 28)}};
+    const uint32_t twenties[2][2] = {
+        {words.x, words.y >> 8},
+        {__funnelshift_r(words.x, words.y, 20), __funnelshift_r(words.y, last, 28)}};
     const CodeSelectors selectors[2] = {SelectorsOf(codes.x), SelectorsOf(codes.y)};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
@@ -158,11 +159,11 @@ __device__ __forceinline__ void AddChunkOf(const uint8_t* stage, const Staged& s
           for (int i = 0; i < 4; ++i) acc[strip][i] = all[strip][i] = 0;
         }
         const Bytes& bytes = strips[strip];
-        const CodeBytes weights =
+        const BlockBytes weights =
             half == 0 ? bytes.template Weights<0>(of) : bytes.template Weights<1>(of);
         ptx::MultiplyBytes(acc[strip], weights.a, b.x, b.y);
         if (Bytes::kMagnitudes) {
-          const CodeBytes magnitudes =
+          const BlockBytes magnitudes =
               half == 0 ? bytes.template Magnitudes<0>(of) : bytes.template Magnitudes<1>(of);
           ptx::MultiplyBytes(all[strip], magnitudes.a, b.x, b.y);
         }

@@ -106,11 +106,12 @@ struct DecodeArgs {
 
 inline constexpr unsigned kDecodeAssignmentsMax = 256;
 inline constexpr unsigned kDecodeExpertsMax = 1024;
-// A block, of which each multiprocessor has one: of more warps where there is shared memory for them.
+// A block, of which each multiprocessor has one: of more warps where there is shared memory for
+// them.
 inline constexpr unsigned kDecodeWarpsMin = kDecodeAssignmentsMax / 32;
 inline constexpr unsigned kDecodeWarpsMax = 16;
-// Of each warp, in shared memory: what is on its way from device memory, and sums of pieces of items
-// (DecodePieces of decode_kernel.cu).
+// Of each warp, in shared memory: what is on its way from device memory, and sums of pieces of
+// items (DecodePieces of decode_kernel.cu).
 inline constexpr unsigned kDecodeStages = 3;
 inline constexpr unsigned kDecodeStageBytes = 2432;
 inline constexpr unsigned kDecodeRingBytes = kDecodeStages * kDecodeStageBytes;
@@ -125,8 +126,7 @@ inline constexpr unsigned kDecodeBlocksMin = 40;
 inline constexpr unsigned kDecodeRoutedBytes = 5120;
 inline constexpr unsigned kDecodeTableBytes = 4736;
 constexpr unsigned DecodeFixedBytes(unsigned warps) {
-  return kDecodeRoutedBytes + kDecodeTableBytes +
-         warps * (kDecodePieceBytes + kDecodeRingBytes);
+  return kDecodeRoutedBytes + kDecodeTableBytes + warps * (kDecodePieceBytes + kDecodeRingBytes);
 }
 // Activations of a slice of up to `tokens` tokens (1, 2 or 4): two bytes each, whole chunks of 8
 // blocks of 32; and a float32 for each block and token.

@@ -60,6 +60,8 @@ __device__ __forceinline__ void LoadMatrices(uint32_t (&matrices)[4], uint32_t s
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
                : "r"(shared)
                : "memory");
+}
+
 // Those bits of `mask` in which a and b are the same.
 __device__ __forceinline__ uint32_t SameBits(uint32_t a, uint32_t b, uint32_t mask) {
   uint32_t result;

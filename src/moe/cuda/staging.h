@@ -51,7 +51,6 @@ inline constexpr float kSteps = 32512;  // 127 * 256
 
 // The order of a lane's eight columns of a block in operands.
 enum class Order : uint32_t {
-  kNone,
   kEvenOdd,  // j 0, 2 of both halves, then j 1, 3, as codes are unpacked
   kInTurn,   // as nibbles are
 };
@@ -59,8 +58,11 @@ __device__ __forceinline__ Order OrderOf(uint32_t tier) {
   return tier == kTierNibbles ? Order::kInTurn : Order::kEvenOdd;
 }
 
-// Digits of this lane's eight values: high digits (0) and low ones (1). The scale of the block comes
-// back.
+// In which a tier's weights are bytes.
+__device__ __forceinline__ float UnitOf(uint32_t tier) { return tier == kTierBase ? 1.0f : 0.5f; }
+
+// Digits of this lane's eight values: high digits (0) and low ones (1). The scale of the block
+// comes back.
 __device__ __forceinline__ float DigitsOf(const Eight& eight, Order order, uint2 (&digits)[2]) {
   float values[8];
   Widen(eight, values);
@@ -80,10 +82,10 @@ __device__ __forceinline__ float DigitsOf(const Eight& eight, Order order, uint2
 #pragma unroll
   for (int digit = 0; digit < 2; ++digit) {
     const uint32_t(&of)[8] = digit == 0 ? high : low;
-    const uint32_t first = ptx::Permute(ptx::Permute(of[0], of[1], 0x40),
-                                        ptx::Permute(of[2], of[3], 0x40), 0x5410);
-    const uint32_t second = ptx::Permute(ptx::Permute(of[4], of[5], 0x40),
-                                         ptx::Permute(of[6], of[7], 0x40), 0x5410);
+    const uint32_t first =
+        ptx::Permute(ptx::Permute(of[0], of[1], 0x40), ptx::Permute(of[2], of[3], 0x40), 0x5410);
+    const uint32_t second =
+        ptx::Permute(ptx::Permute(of[4], of[5], 0x40), ptx::Permute(of[6], of[7], 0x40), 0x5410);
     const bool in_turn = order == Order::kInTurn;
     words[digit][0] = ptx::Permute(first, second, in_turn ? 0x3210 : 0x6420);
     words[digit][1] = ptx::Permute(first, second, in_turn ? 0x7654 : 0x7531);
@@ -101,13 +103,12 @@ __device__ __forceinline__ Staged StagedAt(uint32_t k, uint32_t columns, uint8_t
   return {staging, reinterpret_cast<float*>(staging + blocks * 32 * columns)};
 }
 
-// By the threads of the block from `first_thread` on, the first of a warp: four neighbours to a
-// (block of 32, token). `rows` gives the row of a token's activations in bfloat16; scales are times
-// `unit`.
+// Activations for weights of `tier`. By the threads of the block from `first_thread` on, the first
+// of a warp: four neighbours to a (block of 32, token). `rows` gives the row of a token's
+// activations in bfloat16.
 template <typename Rows>
-__device__ __forceinline__ void Stage(Order order, float unit, uint32_t k, uint32_t count,
-                                      const Rows& rows, const Staged& to,
-                                      uint32_t first_thread = 0) {
+__device__ __forceinline__ void Stage(uint32_t tier, uint32_t k, uint32_t count, const Rows& rows,
+                                      const Staged& to, uint32_t first_thread = 0) {
   const uint32_t tokens = ColumnsFor(count) / 2;
   const uint32_t t = threadIdx.x % 4;
   const uint32_t blocks = k / kScaleBlock;
@@ -122,7 +123,7 @@ __device__ __forceinline__ void Stage(Order order, float unit, uint32_t k, uint3
       eight.second = *reinterpret_cast<const uint2*>(row + 16);
     }
     uint2 digits[2];
-    const float step = DigitsOf(eight, order, digits) * unit;
+    const float step = DigitsOf(eight, OrderOf(tier), digits) * UnitOf(tier);
 #pragma unroll
     for (uint32_t digit = 0; digit < 2; ++digit)
       *reinterpret_cast<uint2*>(to.values + (2 * i + digit) * 32 + t * 8) = digits[digit];
@@ -131,8 +132,5 @@ __device__ __forceinline__ void Stage(Order order, float unit, uint32_t k, uint3
 }
 // A warp has eight such pairs at a time, all or none: chunks are eight blocks.
 static_assert(kChunkBlocks % 8 == 0);
-
-// Of the units in which a tier's weights are bytes.
-__device__ __forceinline__ float UnitOf(uint32_t tier) { return tier == kTierBase ? 1.0f : 0.5f; }
 
 }  // namespace hotplane::moe_cuda
