@@ -144,7 +144,7 @@ void Combine(const MoeArgs& args) {
                          args.results[uint64_t{assignment} * args.hidden + column], sum);
         } else {
           sum = std::numeric_limits<float>::quiet_NaN();
-          Refuse(args.refusal, kRefusedId, args.first_assignment + assignment);
+          Refuse(args.refusal, kRefusedId, assignment);
         }
       }
       args.y[uint64_t{token} * args.hidden + column] = ToBf16(sum);
@@ -191,9 +191,9 @@ constexpr FakeKernel kPrefill[] = {
     {"hotplane_moe_prefill_quintals", PrefillWork<Tier::kQuintals>},
     {"hotplane_moe_combine", CombineWork},
 };
-const FakeKernelAdded kPrefillAdded[] = {
-    FakeKernelAdded(kPrefill[0]), FakeKernelAdded(kPrefill[1]), FakeKernelAdded(kPrefill[2]),
-    FakeKernelAdded(kPrefill[3])};
+const FakeKernelAdded kPrefillAdded[] = {FakeKernelAdded(kPrefill[0]), FakeKernelAdded(kPrefill[1]),
+                                         FakeKernelAdded(kPrefill[2]),
+                                         FakeKernelAdded(kPrefill[3])};
 
 }  // namespace
 }  // namespace hotplane

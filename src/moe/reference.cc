@@ -7,12 +7,12 @@
 //  * The same, fast: a is replaced by q*s with |a - q*s| <= s/2 * (1 + 2^-12), s = amax/127 of its
 //    block of 32; integer sums, below 2^24, are exact; the sum passes K/32 multiply-adds and s one
 //    rounding:  sum|w|*s/2*(1+2^-12) + gamma(2 + K/32) * sum|w|(|a| + s).
-//  * The same, bf16. FP4: tensor cores add 16 exact products and the sum so far by aligning them to
-//    the largest and cutting off what is 2^-23 of it or less: at most 17 * 2^-23 of sum|w||a| for
-//    each multiply, K/16 multiplies; then K/32 multiply-adds with scales. Products of units of
-//    2^-126 with activations times 2^64 may underflow: 2^-87 of the scale. Base: activations become
-//    16-bit integers, a step is 1/32512 of the block's largest, and none where that is below
-//    2^-100; then as fast. act is rounded to bfloat16, y too: 2^-8 each.
+//  * The same, bf16. Many tokens: tensor cores add 16 exact products and the sum so far by aligning
+//    them to the largest and cutting off what is 2^-23 of it or less: at most 17 * 2^-23 of
+//    sum|w||a| for each multiply, K/16 multiplies; then K/32 multiply-adds with scales. Few tokens:
+//    activations become 16-bit integers, a step is 1/32512 of the block's largest, and none where
+//    that is below 2^-100 (weights are up to 6 times a scale); then as fast. act is rounded to
+//    bfloat16, y too: 2^-8 each.
 //  * An error d of the input passes on as sum|w|*d. A bias is one more rounding.
 //  * act(g, u): silu and g*sigmoid(alpha*g) have slopes of at most 1.1, clamps of at most 1, so
 //    |d act| <= 1.1*dg*(|u| + du) + |silu(g)|*du, with u + 1 for u in swiglu of gpt-oss. Computing
@@ -105,7 +105,7 @@ class Expert {
       const double blocks = static_cast<double>(in.size()) / 32;
       const double rounded = fast_   ? quantized + Gamma(2 + blocks) * (magnitude + stepped)
                              : bf16_ ? (34 * blocks * 0x1p-23 + Gamma(3 + blocks)) * magnitude +
-                                           quantized / 256 + scaled * 4 * (0x1p-87 + 0x1p-100)
+                                           quantized / 256 + scaled * 6 * 0x1p-100
                                      : Gamma(17 + blocks) * magnitude;
       out[n].error = passed + rounded + static_cast<double>(in.size()) * kUnderflow;
       if (bias == nullptr) continue;

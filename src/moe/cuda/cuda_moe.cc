@@ -157,12 +157,14 @@ Result<std::unique_ptr<CudaMoe>> CudaMoe::Load(const CudaDriver& driver, CUconte
   if (loaded == CUDA_ERROR_NO_BINARY_FOR_GPU) return std::unique_ptr<CudaMoe>();
   HP_CUDA_TRY(driver, "cannot load the kernels of the experts", loaded);
   HP_TRY(moe->LoadDecode());
-  for (const PrefillKernels kernels : kAllPrefillKernels) {
-    if (kernels != prefill.value_or(kernels)) continue;
-    HP_ASSIGN(const bool there, moe->LoadPrefill(kernels));
-    if (there) return moe;
-  }
-  return std::unique_ptr<CudaMoe>();
+  HP_ASSIGN(const bool many, moe->LoadPrefill(0, prefill));
+  HP_ASSIGN(const bool few, moe->LoadPrefill(1, prefill));
+  if (!many || !few) return std::unique_ptr<CudaMoe>();
+  HP_CUDA_TRY(driver, "cannot load the kernels that sort for prefill",
+              driver.cuModuleLoadData(&moe->sort_module_, kMoePrefillSortImage));
+  HP_TRY(moe->Get(moe->sort_module_, "hotplane_moe_sort", &moe->sort_));
+  HP_TRY(moe->Get(moe->sort_module_, "hotplane_moe_arrange", &moe->arrange_));
+  return moe;
 }
 
 Result<void> CudaMoe::Get(CUmodule module, const char* name, CUfunction* function) const {
@@ -191,36 +193,41 @@ Result<void> CudaMoe::LoadDecode() {
   return GiveShared(decode_, shared_per_block_);
 }
 
-Result<bool> CudaMoe::LoadPrefill(PrefillKernels kernels) {
-  const PrefillSet& set = SetOf(kernels);
-  if (set.image == nullptr) return false;
-  const CUresult loaded = driver_.cuModuleLoadData(&prefill_module_, set.image);
-  if (loaded == CUDA_ERROR_NO_BINARY_FOR_GPU) {
-    prefill_module_ = nullptr;
-    return false;
-  }
-  HP_CUDA_TRY(driver_, "cannot load the kernels of prefill", loaded);
-  HP_CUDA_TRY(driver_, "cannot load the kernels that sort for prefill",
-              driver_.cuModuleLoadData(&sort_module_, kMoePrefillSortImage));
-  HP_TRY(Get(sort_module_, "hotplane_moe_sort", &sort_));
-  HP_TRY(Get(sort_module_, "hotplane_moe_arrange", &arrange_));
-  for (size_t few = 0; few < std::size(prefill_); ++few) {
+Result<bool> CudaMoe::LoadPrefill(size_t few, std::optional<PrefillKernels> wanted) {
+  // wgmma has 64 rows of weights for as few columns as there are; narrow products are mma's.
+  static constexpr PrefillKernels kByPreference[2][2] = {
+      {PrefillKernels::kWgmma, PrefillKernels::kMma},
+      {PrefillKernels::kMma, PrefillKernels::kWgmma}};
+  for (const PrefillKernels kernels : kByPreference[few]) {
+    if (kernels != wanted.value_or(kernels)) continue;
+    const PrefillSet& set = SetOf(kernels);
+    CUmodule* const module = &prefill_modules_[static_cast<size_t>(kernels)];
+    if (*module == nullptr && set.image != nullptr) {
+      const CUresult loaded = driver_.cuModuleLoadData(module, set.image);
+      if (loaded == CUDA_ERROR_NO_BINARY_FOR_GPU)
+        *module = nullptr;
+      else
+        HP_CUDA_TRY(driver_, "cannot load the kernels of prefill", loaded);
+    }
+    if (*module == nullptr) continue;
+    const PrefillShape& shape = set.shapes[few];
     for (size_t i = 0; i < std::size(prefill_[few]); ++i) {
-      const PrefillShape& shape = set.shapes[few];
       CUfunction* const kernel = &prefill_[few][i];
-      HP_TRY(Get(prefill_module_, shape.kernels[i], kernel));
+      HP_TRY(Get(*module, shape.kernels[i], kernel));
       HP_TRY(GiveShared(*kernel, shape.shared_bytes));
       // So many blocks are to be resident at once.
       if (shape.blocks_per_multiprocessor > 1) HP_TRY(GiveAllShared(*kernel));
     }
+    prefill_kernels_[few] = kernels;
+    return true;
   }
-  prefill_kernels_ = kernels;
-  return true;
+  return false;
 }
 
 CudaMoe::~CudaMoe() {
   const CurrentContext current(driver_, context_);
-  for (const CUmodule module : {decode_module_, sort_module_, prefill_module_})
+  for (const CUmodule module :
+       {decode_module_, sort_module_, prefill_modules_[0], prefill_modules_[1]})
     if (module != nullptr) (void)driver_.cuModuleUnload(module);
 }
 
@@ -331,7 +338,7 @@ Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, uint8_t tiers,
                  stream, arguments));
   const uint64_t assignments = uint64_t{args.tokens} * args.top_k;
   const size_t few = assignments <= uint64_t{kPrefillFewAverage} * args.experts ? 1 : 0;
-  const PrefillShape& shape = SetOf(prefill_kernels_).shapes[few];
+  const PrefillShape& shape = SetOf(prefill_kernels_[few]).shapes[few];
   for (uint32_t gate_up : {1u, 0u}) {
     void* with_product[] = {&args, &prefill, &gate_up};
     for (size_t i = 0; i < std::size(prefill_[few]); ++i) {

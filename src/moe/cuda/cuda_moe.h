@@ -1,9 +1,8 @@
 // The operator of a MoE layer on a GPU (moe/moe.h says what it computes), straight from the planes
 // in device memory. Activations are bfloat16 in and out and between the two products, sums float32;
 // reference.cc derives the bound.
-//   decode (up to 256 assignments)  weights are exact. At the base tier activations enter the
-//     products as 16-bit integers with a scale for each 32 of them, at most 1/65024 of the largest
-//     is lost; at FP4 as bfloat16, up to 2^63 in magnitude.
+//   decode (up to 256 assignments)  weights are exact. Activations enter the products as 16-bit
+//     integers with a scale for each 32 of them, at most 1/65024 of the largest is lost.
 //   prefill (more)                  weights are rounded to bfloat16, which has them all but base
 //     weights of 2^-127 (taken for zero) and those of scale bytes above 252 (infinite).
 //
@@ -65,7 +64,8 @@ class CudaMoe {
   CudaMoe(const CudaMoe&) = delete;
   CudaMoe& operator=(const CudaMoe&) = delete;
 
-  PrefillKernels prefill() const { return prefill_kernels_; }
+  // Where experts have many assignments.
+  PrefillKernels prefill() const { return prefill_kernels_[0]; }
 
   static constexpr uint64_t kWorkspaceZeros = 256;
   static uint64_t WorkspaceBytes(const LayerGeometry& geometry, uint32_t tokens, uint32_t top_k);
@@ -93,8 +93,9 @@ class CudaMoe {
   // All that a multiprocessor has, for its blocks.
   Result<void> GiveAllShared(CUfunction kernel) const;
   Result<void> LoadDecode();
-  // False where this GPU has none of these.
-  Result<bool> LoadPrefill(PrefillKernels kernels);
+  // The kernels for many assignments of an expert (0), for few (1): those that are wanted, or the
+  // best. False where this GPU has none of these.
+  Result<bool> LoadPrefill(size_t few, std::optional<PrefillKernels> wanted);
   // What the blocks get that decode a layer whose wider side is k, one on each multiprocessor.
   struct DecodeShape {
     uint32_t threads = 0;
@@ -114,9 +115,9 @@ class CudaMoe {
   CUmodule sort_module_ = nullptr;
   CUfunction sort_ = nullptr;
   CUfunction arrange_ = nullptr;
-  PrefillKernels prefill_kernels_ = PrefillKernels::kMma;
-  CUmodule prefill_module_ = nullptr;
+  CUmodule prefill_modules_[2] = {};  // by PrefillKernels; null: not loaded
   // For many assignments of an expert, for few; from base, nibbles, quintals.
+  PrefillKernels prefill_kernels_[2] = {};
   CUfunction prefill_[2][3] = {};
 };
 

@@ -42,7 +42,7 @@ __device__ __forceinline__ void Combine(const MoeArgs& args) {
                                                     uint64_t{assignment} * args.hidden + column));
       } else {
         weight = __uint_as_float(0x7FC00000u);
-        Refuse(args.refusal, kRefusedId, args.first_assignment + assignment);
+        Refuse(args.refusal, kRefusedId, assignment);
       }
       sum = {fmaf(weight, of.x, sum.x), fmaf(weight, of.y, sum.y), fmaf(weight, of.z, sum.z),
              fmaf(weight, of.w, sum.w)};

@@ -55,7 +55,6 @@ struct MoeArgs {
   GridBarriers* barriers;
   uint32_t experts, hidden, intermediate;
   uint32_t tokens, top_k;
-  uint32_t first_assignment;  // of this launch, in the call
   uint32_t wanted_of_all;
   uint32_t activation;  // an ActivationKind
   float limit, alpha;
