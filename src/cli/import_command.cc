@@ -16,6 +16,13 @@ void Print(const Context& context, const PlanesCacheImportReport& report) {
     return;
   }
   if (options.common.quiet) return;
+  if (report.moved_before) {
+    PrintLine(
+        Text("nothing is left to import: {} is empty, as --move leaves it, and {} has "
+             "generation {} of imported planes",
+             options.planes_cache, options.path, ToHex(report.generation)));
+    return;
+  }
   PrintLine(Text("imported {} of {} ({} were there){} into {}, generation {}",
                  report.layers_imported, Counted(report.layers_total, "layers"),
                  report.layers_attached,

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,17 +16,13 @@
 #include "checkpoint/safetensors_writer.h"
 #include "checkpoint/shard_index.h"
 #include "engine/stored_weights.h"
+#include "quant/e2m1.h"
 
 namespace hotplane {
 namespace {
 
 // Of what is copied, at a time.
 constexpr uint64_t kCopyBytes = 4 * kMiB;
-
-// Values of nibbles and of codes; what is asked of them is exact.
-constexpr double E2m1(size_t nibble) {
-  return (nibble >= 8 ? -0.5 : 0.5) * kE2m1MagnitudeTimes2[nibble % 8];
-}
 
 // BF16 bits of every mark at every block exponent, or kInexact: m * 2^e with m of at most two bits
 // is exact unless it is above the largest BF16, (2 - 2^-7) * 2^127. Small ones are: the smallest,
@@ -37,8 +34,8 @@ class Bf16Table {
   Bf16Table() {
     for (size_t scale = 0; scale < kScales; ++scale) {
       const int exponent = static_cast<int>(scale) - kE8m0Bias;
-      for (size_t mark = 0; mark < 16; ++mark)
-        fp4_[scale][mark] = Bits(std::ldexp(E2m1(mark), exponent));
+      for (unsigned mark = 0; mark < 16; ++mark)
+        fp4_[scale][mark] = Bits(std::ldexp(E2m1Value(mark), exponent));
       for (size_t code = 0; code < 4; ++code)
         base_[scale][code] = Bits(std::ldexp(kCodeValue[code], exponent));
     }
@@ -139,6 +136,15 @@ class Exporter {
 
 Result<void> Exporter::CheckOutput() const {
   const std::string& directory = options_.output_directory;
+  std::error_code error;
+  const auto model = std::filesystem::weakly_canonical(Folder(), error);
+  const auto output = std::filesystem::weakly_canonical(directory, error);
+  if (std::mismatch(model.begin(), model.end(), output.begin(), output.end()).first == model.end())
+    return Fail(Status::Usage("the folder to export to lies in the checkpoint's own")
+                    .File(directory)
+                    .Expected(Text("a folder outside {}", Folder()))
+                    .Advice("name another folder: a model is one folder, and this one would be "
+                            "taken for a part of its source"));
   HP_ASSIGN(const FileStat stat, env_.Stat(directory));
   if (stat.type == FileType::kInvalid) return {};
   Status refusal = Status::Usage("the folder to export to is there already")
@@ -351,7 +357,7 @@ Status Exporter::Inexact(const Output& output, uint32_t expert, Projection proje
   const uint32_t layer = output.layer->ordinal;
   const bool fp4 = precision_.Of(layer, expert) == Precision::kFp4;
   const double mark =
-      fp4 ? E2m1(matrix.nibbles[at]) : static_cast<double>(kCodeValue[matrix.codes[at]]);
+      fp4 ? E2m1Value(matrix.nibbles[at]) : static_cast<double>(kCodeValue[matrix.codes[at]]);
   return Status::Data(Text("a weight of layer {}, expert {}, {} is not exact in BF16", layer,
                            expert, ProjectionName(projection)))
       .File(generation_.directory())

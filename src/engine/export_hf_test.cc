@@ -20,6 +20,7 @@ struct Request {
   uint64_t shard_bytes = kGiB;
   size_t workers = 2;
   const CancelToken* cancel = nullptr;
+  std::string out = kOut;
 };
 
 Result<HfExportReport> Export(Env& env, const Request& request = {},
@@ -34,9 +35,10 @@ Result<HfExportReport> Export(Env& env, const Request& request = {},
           : PrecisionMap::Parse(request.precision, "map.json", generation.manifest());
   if (!map) return Fail(map.error());
   WorkerPool pool(request.workers);
-  return ExportHf(
-      generation, checkpoint, model, *map, pool,
-      {.output_directory = kOut, .shard_bytes_max = request.shard_bytes, .cancel = request.cancel});
+  return ExportHf(generation, checkpoint, model, *map, pool,
+                  {.output_directory = request.out,
+                   .shard_bytes_max = request.shard_bytes,
+                   .cancel = request.cancel});
 }
 
 // Weights without the block exponents at the end of the range, where BF16 ends too.
@@ -351,6 +353,16 @@ TEST_F(Failures, AFolderThatIsInUse) {
   EXPECT_EQ(error.exit_code(), 2);
   EXPECT_EQ(error.found(), "1 entries, such as notes.txt");
   EXPECT_EQ(OutFiles(env_).size(), 1u);
+}
+
+TEST_F(Failures, AFolderInTheCheckpoints) {
+  for (const std::string inside : {"", "/", "/hf", "/other/../hf/deep"}) {
+    const auto report = Export(env_, {.out = kTestCheckpoint + inside});
+    ASSERT_FALSE(report.has_value()) << inside;
+    EXPECT_EQ(report.error().code(), StatusCode::kUsage);
+    EXPECT_NE(report.error().ToString().find("lies in the checkpoint's own"), std::string::npos);
+  }
+  EXPECT_TRUE(Export(env_, {.out = kTestCheckpoint + std::string("-hf")}).has_value());
 }
 
 TEST_F(Failures, AnotherCheckpoint) {

@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "engine/record_reader.h"
 #include "format/sha256.h"
+#include "store/locks.h"
 #include "store/paths.h"
 
 namespace hotplane {
@@ -118,6 +119,7 @@ class Exporter {
   Result<void> PlanJobs();
   Result<void> PlanLayer(uint32_t rank, const ManifestLayer& layer, uint32_t number);
   Result<void> CheckSpace() const;
+  Result<std::unique_ptr<FileLock>> Lock() const;
   Result<void> PrepareFolder(uint32_t rank);
   Result<void> CheckOthers(uint32_t rank, const std::vector<std::string>& names) const;
   Result<void> Invalidate(uint32_t rank);
@@ -249,6 +251,21 @@ Result<void> Exporter::CheckSpace() const {
                   .Advice("free space, or choose another folder"));
 }
 
+// Of several exports into one folder each finds what the one before has written. Beside v2, where
+// neither vLLM-MoET nor an import looks.
+Result<std::unique_ptr<FileLock>> Exporter::Lock() const {
+  Env& env = generation_.env();
+  const std::string path = JoinPath(options_.output_directory, kPlanesCacheLockName);
+  HP_TRY(CreateDirectories(env, options_.output_directory));
+  Result<std::unique_ptr<FileLock>> lock =
+      WaitForLock(env, path, LockKind::kExclusive, "another export into this folder",
+                  {options_.cancel, 0, options_.progress});
+  if (lock || !LockingRefused(lock.error())) return lock;
+  Log(LogLevel::kWarning, "{}: no lock can be had here: export into it once at a time",
+      options_.output_directory);
+  return nullptr;
+}
+
 // Parts that this export does not write would stand beside its own under one name.
 Result<void> Exporter::CheckOthers(uint32_t rank, const std::vector<std::string>& names) const {
   for (const std::string& name : names) {
@@ -371,6 +388,7 @@ Result<PlanesCacheExportReport> Exporter::Run() {
   uint64_t bytes = 0;
   for (const Job& job : jobs_) bytes += job.bytes;
   if (options_.progress != nullptr) options_.progress->Begin("writing the planes cache", bytes);
+  HP_ASSIGN(const std::unique_ptr<FileLock> lock, Lock());
   for (const uint32_t rank : ranks_) HP_TRY(PrepareFolder(rank));
   HP_TRY(pool_.ParallelFor(jobs_.size(), [this](size_t i, size_t) { return Write(jobs_[i]); }));
   for (const uint32_t rank : ranks_) {

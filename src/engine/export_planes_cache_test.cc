@@ -22,7 +22,8 @@ Result<PlanesCacheExportReport> Export(Env& env) {
 MemEnv::Snapshot Below(const MemEnv& env, const std::string& folder) {
   MemEnv::Snapshot files;
   for (const auto& [path, content] : env.Files())
-    if (path.starts_with(folder + "/") && path.find("/locks/") == std::string::npos)
+    if (path.starts_with(folder + "/") && path.find("/locks/") == std::string::npos &&
+        !path.ends_with(kPlanesCacheLockName))
       files.emplace(path, content);
   return files;
 }

@@ -11,6 +11,7 @@
 #include "boot/layer_selection.h"
 #include "checkpoint/source_weights.h"
 #include "engine/stored_weights.h"
+#include "quant/e2m1.h"
 
 namespace hotplane {
 namespace {
@@ -18,8 +19,7 @@ namespace {
 constexpr std::array<double, 4> kCodeValues = {-4, -1, 1, 4};
 constexpr std::array<double, 16> kNibbleValues = [] {
   std::array<double, 16> values{};
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = (i >= 8 ? -0.5 : 0.5) * kE2m1MagnitudeTimes2[i % 8];
+  for (unsigned i = 0; i < values.size(); ++i) values[i] = E2m1Value(i);
   return values;
 }();
 

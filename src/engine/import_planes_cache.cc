@@ -98,6 +98,7 @@ class Importer {
   Result<void> CompareSample(const Generation& of_rank, const Unit& unit) const;
 
   // --move.
+  Result<bool> WasMoved(const std::string& cache_directory);
   Result<void> MoveUnit(const Unit& unit);
   Result<void> CompareFile(const Generation& of_rank, const Unit& unit, Encoding encoding);
   Result<void> CompareChunks(const Unit& unit, const LayerFile& file,
@@ -635,6 +636,15 @@ Result<void> Importer::CopyPart(const Generation& of_rank, const Unit& unit, siz
                           "write them again"));
 }
 
+// What to do about a file of the store that is damaged; `whole`: the cache has all parts of it.
+const char* DamageAdvice(bool whole) {
+  return whole ? "nothing of this layer was removed from the cache; remove this file and import "
+                 "again"
+               : "keep this file: the cache no longer has all parts of this layer, an earlier "
+                 "--move removed some; take them from a copy of the cache, or build the layer "
+                 "from its checkpoint";
+}
+
 // What is there already is compared in one expert: a generation is known by what the cache calls
 // its checkpoint, and nobody vouches for that.
 Result<void> Importer::CompareSample(const Generation& of_rank, const Unit& unit) const {
@@ -654,7 +664,12 @@ Result<void> Importer::CompareSample(const Generation& of_rank, const Unit& unit
     }
     stored.resize(PartBytes(part, g, Fp4Of(unit)));
     cached.resize(stored.size());
-    HP_TRY(ReadPiece(env_, *file, kPlanesCacheParts[part], expert, stored, reread_bytes));
+    Result<void> read =
+        ReadPiece(env_, *file, kPlanesCacheParts[part], expert, stored, reread_bytes);
+    if (!read && read.error().code() == StatusCode::kData)
+      return Fail(std::move(read).error().Advice(
+          DamageAdvice(IsBasePart(part) ? unit.base_whole : unit.has_fp4)));
+    HP_TRY(read);
     HP_ASSIGN(const std::unique_ptr<File> source, env_.Open(PathOf(unit, part), OpenMode::kRead));
     HP_TRY(ReadFully(*source, uint64_t{expert} * cached.size(), cached));
     if (stored == cached) continue;
@@ -689,12 +704,7 @@ Result<void> Importer::CompareChunks(const Unit& unit, const LayerFile& file,
     const std::span<std::byte> bytes = std::span(stored).first(chunk.bytes);
     HP_TRY(ReadFully(file.file(), chunk.offset, bytes));
     if (const uint64_t found = Checksum64(bytes); found != file.checksums()[i])
-      return Fail(file.ChunkError(i, found).Advice(
-          whole ? "nothing of this layer was removed from the cache; remove this file and import "
-                  "again"
-                : "keep this file: the cache no longer has all parts of this layer, an earlier "
-                  "--move removed some; take them from a copy of the cache, or build the layer "
-                  "from its checkpoint"));
+      return Fail(file.ChunkError(i, found).Advice(DamageAdvice(whole)));
     bytes_compared_ += chunk.bytes;
     AddProgress(chunk.bytes);
     if (chunk.section < 0) continue;
@@ -776,6 +786,28 @@ Result<void> Importer::MoveUnit(const Unit& unit) {
   return env_.SyncDirectory(unit.folder->path);
 }
 
+// Whether a --move has ended here; one that was killed at its end is ended.
+Result<bool> Importer::WasMoved(const std::string& cache_directory) {
+  HP_ASSIGN(const FileStat cache, env_.Stat(cache_directory));
+  HP_ASSIGN(const FileStat stat, env_.Stat(store_directory_));
+  if (!options_.move || cache.type != FileType::kDirectory || stat.type != FileType::kDirectory)
+    return false;
+  HP_ASSIGN(const Store store, Store::Open(env_, store_directory_));
+  HP_ASSIGN(const std::vector<Digest128> generations, store.ListGenerations());
+  for (const Digest128& id : generations) {
+    const auto generation =
+        store.OpenGeneration(ToHex(id), {.cancel = options_.cancel, .read_only = true});
+    if (!generation || generation->manifest().scheme != kPlanesCacheScheme) continue;
+    report_.generation = id;
+    report_.shard_world = generation->world();
+    HP_TRY(RemoveEmptyPlanesCacheFolders(env_, cache_directory));
+    HP_ASSIGN(const std::vector<std::string> left, env_.List(cache_directory));
+    return std::all_of(left.begin(), left.end(),
+                       [](const std::string& name) { return name == kPlanesCacheLockName; });
+  }
+  return false;
+}
+
 // Where all layers are gone. What is none of the cache's stays, and with it its folder.
 Result<void> Importer::RemoveEmptyFolders() {
   for (const PlanesCacheRank& folder : cache_.ranks) {
@@ -787,22 +819,19 @@ Result<void> Importer::RemoveEmptyFolders() {
     HP_TRY(env_.Remove(JoinPath(folder.path, kPlanesCacheMetaName)));
     ++report_.files_removed;
     HP_TRY(env_.SyncDirectory(folder.path));
-    // DIR/v2/KEY/tpW-rankR: three folders, and DIR stays.
-    std::string path = folder.path;
-    for (int level = 0; level < 3; ++level) {
-      HP_ASSIGN(const std::vector<std::string> left, env_.List(path));
-      if (!left.empty()) break;
-      HP_TRY(env_.RemoveDirectory(path));
-      path = ParentPath(path);
-      HP_TRY(env_.SyncDirectory(path));
-    }
   }
-  return {};
+  return RemoveEmptyPlanesCacheFolders(env_, cache_.directory);
 }
 
 Result<PlanesCacheImportReport> Importer::Run(const std::string& cache_directory) {
   const auto start = Clock::now();
-  HP_ASSIGN(cache_, ScanPlanesCache(env_, cache_directory, options_.key_prefix));
+  Result<PlanesCache> cache = ScanPlanesCache(env_, cache_directory, options_.key_prefix);
+  if (!cache) {
+    HP_ASSIGN(report_.moved_before, WasMoved(cache_directory));
+    if (!report_.moved_before) return Fail(std::move(cache).error());
+    return std::move(report_);
+  }
+  cache_ = *std::move(cache);
   HP_TRY(ChooseRanks());
   HP_TRY(FindGeneration());
   HP_TRY(MakeManifest());

@@ -70,6 +70,9 @@ struct PlanesCacheImportReport {
   uint64_t bytes_compared = 0;   // of the store, before files were removed
   uint64_t bytes_removed = 0;    // from the cache
   uint32_t files_removed = 0;
+  // --move alone: nothing of a cache is in its folder, and the store has imported planes. The other
+  // fields are of no import then, `generation` is the first of them.
+  bool moved_before = false;
   double seconds = 0;
   std::vector<std::string> warnings;
 };

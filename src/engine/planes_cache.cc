@@ -387,6 +387,33 @@ std::string PlanesCacheFileName(uint32_t layer, std::string_view part) {
   return Text("layer{}.{}{}", layer, part, kFileSuffix);
 }
 
+Result<void> RemoveEmptyPlanesCacheFolders(Env& env, const std::string& directory) {
+  const auto list = [&env](const std::string& path) -> Result<std::vector<std::string>> {
+    HP_ASSIGN(const FileStat stat, env.StatLink(path));
+    if (stat.type != FileType::kDirectory) return std::vector<std::string>();
+    return env.List(path);
+  };
+  const auto remove = [&env](const std::string& path) -> Result<void> {
+    HP_ASSIGN(const FileStat stat, env.StatLink(path));
+    if (stat.type != FileType::kDirectory) return {};
+    HP_ASSIGN(const std::vector<std::string> left, env.List(path));
+    if (!left.empty()) return {};
+    HP_TRY(env.RemoveDirectory(path));
+    return env.SyncDirectory(ParentPath(path));
+  };
+  const std::string versions = JoinPath(directory, kVersionFolder);
+  HP_ASSIGN(const std::vector<std::string> keys, list(versions));
+  for (const std::string& key : keys) {
+    if (key.size() != kKeyDigits || key.find_first_not_of("0123456789abcdef") != std::string::npos)
+      continue;
+    HP_ASSIGN(const std::vector<std::string> ranks, list(JoinPath(versions, key)));
+    for (const std::string& rank : ranks)
+      if (ParseFolderName(rank)) HP_TRY(remove(JoinPath(JoinPath(versions, key), rank)));
+    HP_TRY(remove(JoinPath(versions, key)));
+  }
+  return remove(versions);
+}
+
 Result<PlanesCache> ScanPlanesCache(Env& env, const std::string& directory,
                                     std::string_view key_prefix) {
   return Scanner(env, directory).Run(key_prefix);

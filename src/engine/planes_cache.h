@@ -57,6 +57,8 @@ std::string PlanesCacheRankPath(const std::string& directory, const PlanesCacheM
 std::string PlanesCacheFileName(uint32_t layer, std::string_view part);
 inline constexpr char kPlanesCacheMetaName[] = "meta.json";
 inline constexpr std::string_view kPlanesCacheDigestSuffix = ".sha256";
+// In DIR itself: held by an export into it.
+inline constexpr char kPlanesCacheLockName[] = ".hotplane-lock";
 
 struct PlanesCacheFile {
   bool there = false;
@@ -84,5 +86,8 @@ struct PlanesCache {
 // below `directory`, for what is no regular file and for files without their meta.json.
 Result<PlanesCache> ScanPlanesCache(Env& env, const std::string& directory,
                                     std::string_view key_prefix);
+
+// Removes tp<W>-rank<R>, KEY and v2 where nothing is in them. Links and other names are left alone.
+Result<void> RemoveEmptyPlanesCacheFolders(Env& env, const std::string& directory);
 
 }  // namespace hotplane

@@ -83,6 +83,7 @@ std::string PlanesCacheImportJson(const PlanesCacheImportReport& report) {
                {"bytes_compared", report.bytes_compared},
                {"bytes_removed", report.bytes_removed},
                {"files_removed", report.files_removed},
+               {"moved_before", report.moved_before},
                {"seconds", report.seconds},
                {"generation", ToHex(report.generation)},
                {"world", report.shard_world},

@@ -41,6 +41,15 @@ def files_below(directory):
                   if os.path.basename(folder) != "locks" and name != "source-stamp")
 
 
+def flip(path, offset, bit=1):
+    """Another byte there, whatever it was; a negative offset counts from the end."""
+    with open(path, "r+b") as file:
+        file.seek(offset, os.SEEK_SET if offset >= 0 else os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ bit]))
+
+
 def pattern(count, seed):
     """Bytes without 255 (so that they are valid e8m0 too), different for every seed."""
     return bytes((i * 31 + seed * 17 + (i >> 8) * 7) % 250 for i in range(count))

@@ -21,14 +21,6 @@ def truncate(path, keep):
         file.truncate(keep)
 
 
-def flip(path, offset, bit=1):
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ bit]))
-
-
 class BadCheckpoint(unittest.TestCase):
     def setUp(self):
         self.root = tempfile.mkdtemp(prefix="hotplane-faults-")
@@ -210,19 +202,19 @@ class BadStore(unittest.TestCase):
         self.both_refuse(3, self.base)
 
     def test_bit_in_header(self):
-        flip(self.base, 100)
+        command.flip(self.base, 100)
         self.both_refuse(3, self.base)
 
     def test_bit_in_table(self):
-        flip(self.base, 4096 + 3)
+        command.flip(self.base, 4096 + 3)
         self.both_refuse(3, self.base)
 
     def test_bit_in_record(self):
-        flip(self.base, os.path.getsize(self.base) - 4096 + 5)
+        command.flip(self.base, os.path.getsize(self.base) - 4096 + 5)
         self.both_refuse(3, self.base, "chunk")
 
     def test_bit_in_delta_is_found_by_verify(self):
-        flip(self.delta, os.path.getsize(self.delta) - 4096 + 5)
+        command.flip(self.delta, os.path.getsize(self.delta) - 4096 + 5)
         done = command.run("verify", self.store)
         self.assertEqual(done.returncode, 3)
         self.assertIn(self.delta, done.stdout)
@@ -248,7 +240,7 @@ class BadStore(unittest.TestCase):
         self.both_refuse(3, self.base, "version")
 
     def test_bit_in_manifest(self):
-        flip(self.manifest, 200)
+        command.flip(self.manifest, 200)
         self.both_refuse(3, self.manifest)
 
     def test_store_of_another_checkpoint(self):
@@ -309,14 +301,14 @@ class BadStore(unittest.TestCase):
     def test_what_to_do_about_a_bad_layer_without_a_checkpoint(self):
         size = os.path.getsize(self.base)
         for offset in (size - 4096 + 5, 100):  # in the data, in the header
-            flip(self.base, offset)
+            command.flip(self.base, offset)
             done = command.run("boot", self.store)
             self.assertEqual(done.returncode, 3, done.stderr)
             self.assertIn("--checkpoint CHECKPOINT", done.stderr)
-            flip(self.base, offset)
+            command.flip(self.base, offset)
 
     def test_one_is_not_plural(self):
-        flip(self.base, os.path.getsize(self.base) - 4096 + 5)
+        command.flip(self.base, os.path.getsize(self.base) - 4096 + 5)
         done = command.run("verify", self.store)
         self.assertIn("error: 1 finding in the store", done.stderr)
         single = os.path.join(self.root, "single")
@@ -347,7 +339,7 @@ class BadStore(unittest.TestCase):
         subprocess.run([sys.executable, parser, self.base], capture_output=True, check=True)
 
     def test_a_damaged_layer_is_built_again_alone(self):
-        flip(self.base, 100)
+        command.flip(self.base, 100)
         before = {f: os.stat(f).st_mtime_ns for f in command.files_below(self.store)}
         report = command.must_json("build", self.model, "--store", self.store)
         self.assertEqual(report["layers_built"], 1)

@@ -66,9 +66,7 @@ class Outputs(Hostile):
                  ["inspect", self.model], ["doctor", "--store", "/nowhere"]]
         for damage in (False, True):
             if damage:
-                with open(self.layer("layer-0000.base"), "r+b") as file:
-                    file.seek(-5000, os.SEEK_END)
-                    file.write(b"damage")
+                command.flip(self.layer("layer-0000.base"), -5000)
             for arguments in cases:
                 done = command.run(*arguments, "--json")
                 report = json.loads(done.stdout)
@@ -217,10 +215,7 @@ class Places(Hostile):
         half = self.layer(".tmp-layer-0001.delta-quintal-1-0badf00d")
         with open(half, "w", encoding="utf-8") as file:
             file.write("half")
-        flip_at = os.path.getsize(self.layer("layer-0001.base")) - 5000
-        with open(self.layer("layer-0001.base"), "r+b") as file:
-            file.seek(flip_at)
-            file.write(b"damage")
+        command.flip(self.layer("layer-0001.base"), -5000)
         done = command.run("verify", self.store, "--json")
         self.assertEqual(done.returncode, 3, done.stderr)
         found = {f["file"] for f in json.loads(done.stdout)["findings"]}

@@ -1,11 +1,13 @@
 """Planes caches of vLLM-MoET: written here by this file's own code from parts whose digests are
 golden, imported, verified and compared; moved; refused when something is wrong with them."""
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 import unittest
 
 import command
@@ -17,6 +19,7 @@ EXPERTS, HIDDEN, INTERMEDIATE, LAYERS = 32, 256, 128, 4
 GEOMETRY = f"{EXPERTS},{HIDDEN},{INTERMEDIATE}"
 BASE = ("planes13", "sc13", "planes2", "sc2")
 FP4 = ("fp13", "fp2")
+LOCK = ".hotplane-lock"
 ABI = "tsym4-e8m0-fragmajor-a32-v2"
 TILE_BYTES = {"planes": 256, "sc": 32, "fp": 512, "q": 320}
 
@@ -152,8 +155,9 @@ class WithParts(unittest.TestCase):
                     self.assertEqual(stored, self.parts[layer][part.replace("fp", "q")])
 
     def files(self):
+        """Without the lock of exports."""
         return sorted(os.path.join(folder, name) for folder, _, names in os.walk(self.cache)
-                      for name in names)
+                      for name in names if name != LOCK)
 
 
 class Import(WithParts):
@@ -401,13 +405,29 @@ class Export(WithParts):
                            "mine")
         self.assertEqual(done.returncode, 2, done.stderr)
 
+    def test_one_at_a_time_into_one_folder(self):
+        """Several at once all succeed, and one waits for the lock of another."""
+        arguments = ["export", self.built, "--planes-cache", self.cache, "--checkpoint-id", "mine",
+                     "-q"]
+        for _ in range(3):
+            for process in [command.start(*arguments) for _ in range(3)]:
+                self.assertEqual(process.wait(60), 0)
+            self.check_files(split=True)
+            shutil.rmtree(os.path.join(self.cache, "v2"))
+        with open(os.path.join(self.cache, LOCK), "r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            waiting = command.start(*arguments)
+            time.sleep(0.5)
+            self.assertIsNone(waiting.poll())
+            self.assertEqual(self.files(), [])
+        self.assertEqual(waiting.wait(60), 0)
+        self.check_files(split=True)
+
     def test_damage_is_not_exported(self):
         broken = os.path.join(self.folder, "broken")
         shutil.copytree(self.built, broken)
         [path] = [name for name in command.files_below(broken) if name.endswith("layer-0002.base")]
-        with open(path, "r+b") as file:
-            file.seek(9000)
-            file.write(b"\xff\xfe")
+        command.flip(path, 9000)
         done = command.run("export", broken, "--planes-cache", self.cache, "--checkpoint-id", "m")
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertFalse(any(name.endswith("meta.json") for name in self.files()))
@@ -423,7 +443,6 @@ class Move(WithParts):
         self.assertGreaterEqual(report["bytes_compared"], report["bytes_removed"])
         self.assertEqual(os.listdir(self.cache), [])
         self.check_parts()
-        self.refused(2, "--move")
 
     def test_after_an_import(self):
         self.write_rank(world=2, rank=0)
@@ -461,6 +480,45 @@ class Move(WithParts):
         self.assertEqual([os.path.basename(path) for path in self.files()],
                          ["meta.json", "notes.txt"])
 
+    def test_once_more_when_all_was_moved(self):
+        self.write_rank()
+        moved = self.import_cache("--move")
+        again = self.import_cache("--move")
+        self.assertEqual((again["moved_before"], again["generation"], again["files_removed"]),
+                         (True, moved["generation"], 0))
+        self.assertFalse(moved["moved_before"])
+        self.assertIn("no planes cache", self.refused(2))
+        self.assertIn("no planes cache", self.refused(2, "--move", store=self.store + "-other"))
+        write(os.path.join(self.cache, "notes.txt"), b"mine")
+        self.assertIn("no planes cache", self.refused(2, "--move"))
+
+    def test_folders_that_a_kill_left_are_removed(self):
+        folder = self.write_rank()
+        key = os.path.dirname(folder)
+        self.import_cache("--move")
+        for left in (folder, key, os.path.dirname(key)):
+            os.makedirs(left)
+            self.assertTrue(self.import_cache("--move")["moved_before"])
+            self.assertEqual(os.listdir(self.cache), [])
+        os.makedirs(folder)
+        os.symlink("/nowhere", os.path.join(key, "tp2-rank1"))
+        self.refused(3, "--move")
+        self.assertTrue(os.path.islink(os.path.join(key, "tp2-rank1")))
+
+    def test_a_damaged_file_of_the_store_is_imported_again(self):
+        self.write_rank()
+        self.import_cache()
+        [path] = [name for name in command.files_below(self.store)
+                  if name.endswith("layer-0000.base")]
+        command.flip(path, 9000)
+        text = self.refused(3)
+        self.assertIn(path, text)
+        self.assertIn("remove this file and import again", text)
+        self.assertNotIn("build", text)
+        os.remove(path)
+        self.assertEqual(self.import_cache()["layers_imported"], 1)
+        self.check_parts()
+
     def test_nothing_is_removed_that_the_store_has_otherwise(self):
         folder = self.write_rank()
         self.import_cache()
@@ -481,9 +539,7 @@ class Move(WithParts):
         self.import_cache()
         [path] = [name for name in command.files_below(self.store)
                   if name.endswith("layer-0001.delta-quintal")]
-        with open(path, "r+b") as file:
-            file.seek(9000)
-            file.write(b"\xff")
+        command.flip(path, 9000)
         text = self.refused(3, "--move")
         self.assertIn("layer-0001.delta-quintal", text)
         self.assertIn("layer1.fp13.bin", {os.path.basename(name) for name in self.files()})
@@ -499,11 +555,7 @@ class Move(WithParts):
             os.remove(os.path.join(folder, name))
         [path] = [name for name in command.files_below(self.store)
                   if name.endswith("layer-0001.base")]
-        with open(path, "r+b") as file:
-            file.seek(-1, os.SEEK_END)
-            last = file.read(1)[0]
-            file.seek(-1, os.SEEK_END)
-            file.write(bytes([last ^ 1]))
+        command.flip(path, -1)
         text = self.refused(3, "--move")
         self.assertIn("keep this file", text)
         self.assertNotIn("remove this file", text)

@@ -205,9 +205,7 @@ class Shards(unittest.TestCase):
         self.assertEqual(file["geometry"]["intermediate"], INTERMEDIATE // 2)
 
         bad = self.file(store, "layer-0001.rank1.base")
-        with open(bad, "r+b") as out:
-            out.seek(-4096, os.SEEK_END)
-            out.write(b"\xff")
+        command.flip(bad, -4096)
         os.remove(self.file(store, "layer-0003.rank0.delta-quintal"))
         done = command.run("verify", store, "--json")
         self.assertEqual(done.returncode, 3)
@@ -250,9 +248,7 @@ class Shards(unittest.TestCase):
         os.remove(gone)
         os.remove(other)
         bad = self.file(store, "layer-0000.rank0.base")
-        with open(bad, "r+b") as out:
-            out.seek(-4096, os.SEEK_END)
-            out.write(b"\xff")
+        command.flip(bad, -4096)
         report = command.must_json("boot", store, "--rank", 0, "--checkpoint", MODEL)
         self.assertEqual(report["layers_built"], 2)
         self.assertTrue(os.path.exists(gone))

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "moe/kernels.h"
+#include "quant/e2m1.h"
 
 namespace hotplane {
 
@@ -19,6 +20,11 @@ namespace {
 constexpr float kCodeLevels[4] = {-4, -1, 1, 4};
 constexpr float kNibbleLevels[16] = {0.f,  0.5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
                                      -0.f, -0.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
+static_assert([] {
+  for (unsigned nibble = 0; nibble < 16; ++nibble)
+    if (kNibbleLevels[nibble] != E2m1Value(nibble)) return false;
+  return true;
+}());
 
 // A level in the unsigned form of the fast arithmetic.
 constexpr uint8_t UnsignedLevel(StripFormat format, unsigned element) {

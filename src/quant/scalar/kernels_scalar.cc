@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "quant/e2m1.h"
 #include "quant/exponent_rule.h"
 #include "quant/kernel_tables.h"
 #include "quant/scaled_rules.h"
@@ -230,17 +231,12 @@ void Quantize(SourceFormat format, const std::byte* elements, size_t n, size_t k
   });
 }
 
-double SignedMagnitude(unsigned nibble) {
-  const double magnitude = kE2m1MagnitudeTimes2[nibble & 7] / 2.0;
-  return (nibble & 8) != 0 ? -magnitude : magnitude;
-}
-
 void QuantizeNvfp4(const Nvfp4Matrix& matrix, size_t n, size_t k, bool alternate_zeros,
                    const PlaneOutputs& out) {
   QuantizeValues(n, k, alternate_zeros, out, [&](size_t row, size_t column) {
     const size_t index = row * k + column;
     const double scale = E4m3Value(std::to_integer<uint8_t>(matrix.scales[index / kNvfp4Block]));
-    return Nvfp4Value(SignedMagnitude(ReadNibble(matrix.nibbles, index)) * scale, matrix);
+    return Nvfp4Value(E2m1Value(ReadNibble(matrix.nibbles, index)) * scale, matrix);
   });
 }
 
@@ -264,7 +260,7 @@ ZeroCount CountZerosNvfp4(const std::byte* nibbles, const std::byte* scales, siz
   ZeroCount zeros;
   for (size_t i = 0; i < count; ++i) {
     const std::byte scale = scales[i / kNvfp4Block];
-    const double magnitude = SignedMagnitude(ReadNibble(nibbles, i));
+    const double magnitude = E2m1Value(ReadNibble(nibbles, i));
     CountZero(scale == std::byte{0} ? magnitude * 0.0 : magnitude, zeros);
     zeros.finite = zeros.finite && scale < std::byte{kE4m3Magnitudes};
   }
