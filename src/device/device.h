@@ -136,6 +136,9 @@ class Device {
                                                         std::span<const ByteRange> wanted) = 0;
   // Through the pinned ring; one at a time. Its destruction waits for what is in flight.
   virtual Result<std::unique_ptr<LandingDevice>> BeginLanding() = 0;
+  // Loads what NewQuantizer needs: later that might wait for streams that wait for a layer which is
+  // to be built.
+  virtual Result<void> LoadQuantizer() = 0;
   // On a stream of its own. kCapacity where the memory for it cannot be had. Null: this build has
   // no kernels for this device.
   virtual Result<std::unique_ptr<MatrixQuantizer>> NewQuantizer(

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "base/units.h"
+#include "checkpoint/synth_checkpoint.h"
 #include "engine/engine.h"
 #include "engine/synth.h"
 #include "io/test_directory.h"
@@ -586,6 +587,50 @@ TEST_F(CudaStreamWaits, LayersThatDoNotComeAreRefused) {
   ASSERT_TRUE(engine->Boot({}));
   EXPECT_EQ(gpu_->driver.cuStreamSynchronize(streams_[0]), CUDA_SUCCESS);
   ExpectFailure(engine->StreamWaitLayer(1, streams_[0]), StatusCode::kUsage, "layer 1");
+}
+
+// Nothing of a build may wait for all that is enqueued on the device.
+TEST_F(CudaStreamWaits, WhileTheirLayersAreBuilt) {
+  constexpr uint32_t kLayers = 3;
+  constexpr size_t kManyStreams = 12;
+  for (size_t i = 0; i < kManyStreams; ++i) {
+    streams_.push_back(nullptr);
+    ASSERT_EQ(gpu_->driver.cuStreamCreate(&streams_.back(), CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  }
+  for (const bool damaged : {false, true}) {
+    const std::string folder = directory_.path() + (damaged ? "/damaged" : "/well");
+    SynthCheckpointOptions synth;
+    synth.format = SourceFormat::kBf16;
+    synth.geometry = {4, 256, 128};
+    synth.main_layers = kLayers;
+    synth.shard_bytes_max = 0;
+    WorkerPool pool(2);
+    ASSERT_TRUE(WriteSynthCheckpoint(PosixEnv(), folder, synth, pool).has_value());
+    if (damaged) {
+      // A weight of the last layer becomes NaN.
+      std::fstream file(folder + "/model.safetensors",
+                        std::ios::in | std::ios::out | std::ios::binary);
+      ASSERT_TRUE(file.is_open());
+      file.seekp(0, std::ios::end);
+      file.seekp(static_cast<std::streamoff>(file.tellp()) / 16 * 14);
+      file << "\xff\x7f";
+    }
+    EngineOptions options;
+    options.store_directory = folder + "-store";
+    options.checkpoint = folder;
+    options.worker_count = 2;
+    options.device.cuda = true;
+    options.device_options.ring_bytes = 16 * kMiB;
+    options.base_residency = Residency::kDevice;
+    const auto engine = Engine::Open(PosixEnv(), options).value();
+    for (size_t i = 0; i < kManyStreams; ++i)
+      ASSERT_TRUE(engine->StreamWaitLayer(static_cast<uint32_t>(i % kLayers), streams_[i]));
+    EXPECT_TRUE(StreamsWait());
+    const Result<void> booted = engine->Boot({});
+    EXPECT_EQ(booted.has_value(), !damaged) << (booted ? "" : booted.error().ToString());
+    ASSERT_NO_FATAL_FAILURE(FinishStreams());
+    EXPECT_EQ(engine->report().bytes_read, 0u);
+  }
 }
 
 }  // namespace

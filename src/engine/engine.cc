@@ -80,6 +80,8 @@ Result<void> Engine::OpenDevice() {
   if (!options_.device.cuda) return {};
   options_.device_options.thread_count = pool_->worker_count();
   HP_ASSIGN(device_, OpenCudaDevice(options_.device.ordinal, options_.device_options));
+  const bool may_build = !options_.checkpoint.empty() && !options_.no_build;
+  if (may_build) HP_TRY(device_->LoadQuantizer());
   const DeviceTimes times = device_->times();
   report_.device = device_->name();
   report_.seconds_device = times.all;

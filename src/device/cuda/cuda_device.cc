@@ -205,6 +205,11 @@ class CudaDevice final : public Device {
     return std::unique_ptr<LandingDevice>(std::move(landing));
   }
 
+  Result<void> LoadQuantizer() override {
+    const CurrentContext current(driver_, context_);
+    return quantize_kernels_->Load().map([](bool) {});
+  }
+
   Result<std::unique_ptr<MatrixQuantizer>> NewQuantizer(const QuantizerOptions& options) override {
     const CurrentContext current(driver_, context_);
     HP_ASSIGN(const bool has_kernels, quantize_kernels_->Load());
