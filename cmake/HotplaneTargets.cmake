@@ -25,11 +25,48 @@ target_include_directories(hp_options SYSTEM INTERFACE
 target_link_libraries(hp_options INTERFACE Threads::Threads
   nlohmann_json::nlohmann_json tl::expected)
 
+# Compiling with instrumentation is slow: what does not compute much is not optimized in a build
+# with a sanitizer, and what nearly every file includes is parsed once. Builds without one see that
+# every file includes what it needs.
+set(HP_NOT_OPTIMIZED engine capi cli)
+function(hp_headers name)
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/headers.cc" CONTENT "")
+  add_library(${name} OBJECT "${PROJECT_BINARY_DIR}/headers.cc")
+  target_link_libraries(${name} PRIVATE hp_options)
+  target_precompile_headers(${name} PRIVATE <algorithm> <array> <atomic> <charconv> <chrono>
+    <cmath> <condition_variable> <cstring> <filesystem> <fstream> <functional> <map> <memory>
+    <mutex> <numeric> <optional> <random> <set> <span> <string> <thread> <vector>
+    <nlohmann/json.hpp> <tl/expected.hpp> ${ARGN})
+endfunction()
+if(HOTPLANE_SANITIZE AND HOTPLANE_BUILD_TESTS)
+  hp_headers(hp_headers_optimized)
+  hp_headers(hp_headers_plain <gtest/gtest.h> <rapidcheck/gtest.h>)
+  target_compile_options(hp_headers_plain PRIVATE -O0)
+  target_link_libraries(hp_headers_plain PRIVATE GTest::gtest)
+endif()
+function(hp_use_headers target optimized)
+  if(NOT TARGET hp_headers_plain)
+    return()
+  endif()
+  if(optimized)
+    target_precompile_headers(${target} REUSE_FROM hp_headers_optimized)
+  else()
+    # The same code model as the folders', whatever the target is.
+    target_compile_options(${target} PRIVATE -O0 -fPIC)
+    target_precompile_headers(${target} REUSE_FROM hp_headers_plain)
+  endif()
+endfunction()
+
 # hp_library(<folder> SOURCES <files> DEPS <folders>)
 function(hp_library folder)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
   add_library(hp_${folder} OBJECT ${arg_SOURCES})
   target_link_libraries(hp_${folder} PUBLIC hp_options)
+  if(folder IN_LIST HP_NOT_OPTIMIZED)
+    hp_use_headers(hp_${folder} FALSE)
+  else()
+    hp_use_headers(hp_${folder} TRUE)
+  endif()
   set(closure ${arg_DEPS})
   foreach(dep ${arg_DEPS})
     get_property(below GLOBAL PROPERTY hp_closure_${dep})
@@ -82,12 +119,9 @@ function(hp_test folder)
   target_compile_definitions(${arg_NAME}_test PRIVATE
     HOTPLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HOTPLANE_BINARY_DIR="${PROJECT_BINARY_DIR}")
   target_link_libraries(${arg_NAME}_test PRIVATE GTest::gtest GTest::gtest_main)
-  # A test's own code need not be fast; this saves a third of its compile time, and half of it where
-  # a sanitizer instruments all that the test macros expand to.
+  # A test's own code need not be fast; this saves a third of its compile time.
   target_compile_options(${arg_NAME}_test PRIVATE $<$<CONFIG:Release>:-O1>)
-  if(HOTPLANE_SANITIZE)
-    target_compile_options(${arg_NAME}_test PRIVATE -O0)
-  endif()
+  hp_use_headers(${arg_NAME}_test FALSE)
   if(folder IN_LIST HP_THREADED)
     list(APPEND arg_LABELS threads)
     add_dependencies(thread_tests ${arg_NAME}_test)

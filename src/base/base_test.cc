@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/number_text.h"
+#include "base/sanitizers.h"
 #include "base/status.h"
 #include "base/topology.h"
 #include "base/units.h"

@@ -4,15 +4,10 @@
 
 #include <cstdint>
 
+#include "base/sanitizers.h"
+
 namespace hotplane {
 
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define __SANITIZE_THREAD__ 1
-#elif __has_feature(address_sanitizer)
-#define __SANITIZE_ADDRESS__ 1
-#endif
-#endif
 #if defined(__SANITIZE_THREAD__)
 inline constexpr uint64_t kSweepStep = 61;  // prime, so that no pattern of the format is kept to
 #elif defined(__SANITIZE_ADDRESS__)

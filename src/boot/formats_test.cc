@@ -112,7 +112,9 @@ TEST(Formats, Fp8WithBlocksOfAnyShape) {
     const Parts expected = Expected(layer);
     for (const Kernels* kernels : AvailableKernels()) {
       for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16}) {
-        const auto fp8 = [&](Model& m) { AddFp8(m, layer, rows, columns, dtype); };
+        const auto fp8 = [&, rows = rows, columns = columns](Model& m) {
+          AddFp8(m, layer, rows, columns, dtype);
+        };
         EXPECT_EQ(PartsOf(With(fp8), 0, false, kernels->name), expected) << kernels->name;
       }
     }

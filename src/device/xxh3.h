@@ -56,7 +56,13 @@ HP_HOST_DEVICE uint32_t Read32(const uint8_t* at) {
          static_cast<uint32_t>(at[2]) << 16 | static_cast<uint32_t>(at[3]) << 24;
 }
 HP_HOST_DEVICE uint64_t Read64(const uint8_t* at) {
+#if defined(__CUDA_ARCH__)
   return Read32(at) | static_cast<uint64_t>(Read32(at + 4)) << 32;
+#else
+  uint64_t word;  // little-endian hosts only
+  std::memcpy(&word, at, sizeof word);
+  return word;
+#endif
 }
 // Of the secret, at any byte.
 HP_HOST_DEVICE uint64_t Key(const Secret& secret, size_t offset) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/fault_guard.h"
+#include "base/sanitizers.h"
 #include "engine/engine.h"
 #include "engine/synth.h"
 #include "io/test_directory.h"

@@ -53,8 +53,9 @@ struct Weights {
   __device__ __forceinline__ Weights(const Matrix& matrix, uint64_t first_tile, uint32_t in_stage)
       : slot(in_stage) {
     const uint32_t lane = threadIdx.x % 32;
-    codes = matrix.codes + first_tile * kTileCodeBytes + lane * 16;
-    fine = matrix.fine + first_tile * Bytes::kFine + lane * 16;
+    // What a tier does not have is null, and stays it.
+    codes = Bytes::kCodes == 0 ? nullptr : matrix.codes + first_tile * kTileCodeBytes + lane * 16;
+    fine = Bytes::kFine == 0 ? nullptr : matrix.fine + first_tile * Bytes::kFine + lane * 16;
     scales = matrix.scales + first_tile * kTileScaleBytes + lane * 16;
   }
   // The next tile.
@@ -65,7 +66,7 @@ struct Weights {
     if (Bytes::kFine == 512 || lane * 16 + 1 <= Bytes::kFine)
       ptx::CopyAsync16(to + Bytes::kCodes, fine);
     if (lane < kScaleLanes) ptx::CopyAsync16(to + Bytes::kScales, scales);
-    codes += kTileCodeBytes;
+    codes += Bytes::kCodes;
     fine += Bytes::kFine;
     scales += kTileScaleBytes;
   }
