@@ -79,6 +79,9 @@ api::Result<std::vector<float>> OnDevice(const api::Engine& engine,
   const auto enqueued = engine.MoeForwardOnDevice(call);
   if (!enqueued) return tl::unexpected<api::Error>(enqueued.error());
 
+  // Not a copy to pageable memory behind a stream that waits: the driver would hold its lock until
+  // the copy is done, and the boot could not go on.
+  Must(cuStreamSynchronize(stream));
   std::vector<uint16_t> result(x.size());
   Must(cuMemcpyDtoHAsync(result.data(), y, result.size() * sizeof(uint16_t), stream));
   Must(cuStreamSynchronize(stream));

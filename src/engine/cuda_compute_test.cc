@@ -448,7 +448,10 @@ class CudaStreamWaits : public CudaComputeTest {
       ASSERT_TRUE(enqueued) << enqueued.error().ToString();
     }
   }
+  // Callbacks of a boot come on a thread without a context.
+  CurrentContext InContext() const { return {gpu_->driver, gpu_->context}; }
   bool StreamsWait() const {
+    const CurrentContext current = InContext();
     for (CUstream stream : streams_) {
       CUevent event = nullptr;
       EXPECT_EQ(gpu_->driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
@@ -466,6 +469,7 @@ class CudaStreamWaits : public CudaComputeTest {
       ASSERT_EQ(gpu_->driver.cuStreamSynchronize(stream), CUDA_SUCCESS);
   }
   std::vector<float> ResultOf(uint32_t layer, size_t stream) {
+    const CurrentContext current = InContext();
     std::vector<float> y;
     for (const uint16_t v : calls_[layer][stream].y.Download<uint16_t>()) y.push_back(FromBf16(v));
     return y;

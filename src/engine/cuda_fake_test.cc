@@ -376,6 +376,7 @@ class FakeCudaGates : public FakeCuda {
         if (each != nullptr) (void)driver.cuStreamDestroy(each);
     }
     Result<void> Open() {
+      const CurrentContext current(driver, nullptr);
       for (size_t i : {0, 1}) {
         HP_CUDA_TRY(driver, "stream", driver.cuStreamCreate(&stream[i], CU_STREAM_NON_BLOCKING));
         HP_CUDA_TRY(driver, "event", driver.cuEventCreate(&event[i], CU_EVENT_DISABLE_TIMING));

@@ -143,6 +143,12 @@ using Lock = std::unique_lock<std::recursive_mutex>;
   Lock lock(State().mutex); \
   if (const CUresult entered = Enter(name); entered != CUDA_SUCCESS) return entered
 
+// Contexts that this thread has made current. What creates, copies or loads needs one, as on a GPU.
+thread_local int current_contexts = 0;
+#define FAKE_ENTER_CONTEXT(name) \
+  FAKE_ENTER(name);              \
+  if (current_contexts == 0) return CUDA_ERROR_INVALID_CONTEXT
+
 // Blocks the caller, as the interface does, while other threads go on.
 void Finish(Lock& lock, CUstream_st* stream, uint64_t position) {
   while (!RunUntil(stream, position)) {
@@ -205,20 +211,25 @@ CUresult ContextRelease(CUdevice) {
   --State().live;
   return CUDA_SUCCESS;
 }
-CUresult ContextPush(CUcontext) { return CUDA_SUCCESS; }
+CUresult ContextPush(CUcontext) {
+  ++current_contexts;
+  return CUDA_SUCCESS;
+}
 CUresult ContextPop(CUcontext* context) {
+  if (current_contexts == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  --current_contexts;
   *context = nullptr;
   return CUDA_SUCCESS;
 }
 CUresult ContextSynchronize() {
-  FAKE_ENTER("cuCtxSynchronize");
+  FAKE_ENTER_CONTEXT("cuCtxSynchronize");
   Finish(lock, Named(nullptr), Named(nullptr)->queued);
   for (size_t i = 0; i < State().streams.size(); ++i)
     Finish(lock, State().streams[i], State().streams[i]->queued);
   return CUDA_SUCCESS;
 }
 CUresult MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  FAKE_ENTER("cuMemGetInfo");
+  FAKE_ENTER_CONTEXT("cuMemGetInfo");
   *total_bytes = State().memory_bytes;
   *free_bytes = State().memory_bytes -
                 std::min(State().memory_bytes, State().allocated_bytes + kContextBytes);
@@ -232,7 +243,7 @@ CUresult Take(uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 CUresult MemAlloc(CUdeviceptr* address, size_t bytes) {
-  FAKE_ENTER("cuMemAlloc");
+  FAKE_ENTER_CONTEXT("cuMemAlloc");
   if (const CUresult taken = Take(bytes); taken != CUDA_SUCCESS) return taken;
   *address = reinterpret_cast<CUdeviceptr>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
   State().plain[*address] = bytes;
@@ -247,7 +258,7 @@ CUresult MemFree(CUdeviceptr address) {
   return CUDA_SUCCESS;
 }
 CUresult MemHostAlloc(void** address, size_t bytes, unsigned) {
-  FAKE_ENTER("cuMemHostAlloc");
+  FAKE_ENTER_CONTEXT("cuMemHostAlloc");
   ++State().live;
   *address = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   std::memset(*address, 0, bytes);
@@ -260,7 +271,7 @@ CUresult MemFreeHost(void* address) {
   return CUDA_SUCCESS;
 }
 CUresult MemHostRegister(void*, size_t, unsigned) {
-  FAKE_ENTER("cuMemHostRegister");
+  FAKE_ENTER_CONTEXT("cuMemHostRegister");
   ++State().live;
   return CUDA_SUCCESS;
 }
@@ -332,28 +343,28 @@ CUresult MemGranularity(size_t* granule, const CUmemAllocationProp*,
   return CUDA_SUCCESS;
 }
 CUresult MemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
-  FAKE_ENTER("cuMemcpyHtoDAsync");
+  FAKE_ENTER_CONTEXT("cuMemcpyHtoDAsync");
   State().uploaded_bytes += bytes;
   if (bytes != 0) Queue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
   return CUDA_SUCCESS;
 }
 CUresult MemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
-  FAKE_ENTER("cuMemcpyDtoH");
+  FAKE_ENTER_CONTEXT("cuMemcpyDtoH");
   if (bytes != 0) std::memcpy(to, reinterpret_cast<void*>(from), bytes);
   return CUDA_SUCCESS;
 }
 CUresult MemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  FAKE_ENTER("cuMemcpyDtoHAsync");
+  FAKE_ENTER_CONTEXT("cuMemcpyDtoHAsync");
   if (bytes != 0) Queue(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
   return CUDA_SUCCESS;
 }
 CUresult MemsetD8(CUdeviceptr to, unsigned char value, size_t bytes) {
-  FAKE_ENTER("cuMemsetD8");
+  FAKE_ENTER_CONTEXT("cuMemsetD8");
   std::memset(reinterpret_cast<void*>(to), value, bytes);
   return CUDA_SUCCESS;
 }
 CUresult StreamCreate(CUstream* stream, unsigned) {
-  FAKE_ENTER("cuStreamCreate");
+  FAKE_ENTER_CONTEXT("cuStreamCreate");
   ++State().live;
   *stream = new CUstream_st;
   State().streams.push_back(*stream);
@@ -366,7 +377,7 @@ CUresult StreamPriorityRange(int* least, int* greatest) {
   return CUDA_SUCCESS;
 }
 CUresult StreamCreateWithPriority(CUstream* stream, unsigned flags, int) {
-  FAKE_ENTER("cuStreamCreateWithPriority");
+  FAKE_ENTER_CONTEXT("cuStreamCreateWithPriority");
   return StreamCreate(stream, flags);
 }
 // Does not wait: what was enqueued is done later, and events may ask about it.
@@ -423,7 +434,7 @@ CUresult LaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
   return CUDA_SUCCESS;
 }
 CUresult EventCreate(CUevent* event, unsigned) {
-  FAKE_ENTER("cuEventCreate");
+  FAKE_ENTER_CONTEXT("cuEventCreate");
   ++State().live;
   *event = new CUevent_st;
   return CUDA_SUCCESS;
@@ -457,7 +468,7 @@ CUresult EventSynchronize(CUevent event) {
   return CUDA_SUCCESS;
 }
 CUresult ModuleLoadData(CUmodule* module, const void*) {
-  FAKE_ENTER("cuModuleLoadData");
+  FAKE_ENTER_CONTEXT("cuModuleLoadData");
   ++State().live;
   *module = reinterpret_cast<CUmodule>(&State());
   return CUDA_SUCCESS;
