@@ -4,8 +4,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <set>
 #include <vector>
 
+#include "base/format_text.h"
 #include "base/log.h"
 #include "device/cuda/pinned_memory.h"
 
@@ -13,6 +15,10 @@ namespace hotplane {
 namespace {
 
 constexpr uint32_t kOpen = 1;
+// CUDA gives a process 8 queues to a device (CUDA_DEVICE_MAX_CONNECTIONS); streams share them, and
+// one that waits holds up those behind it. On an H200 a boot came through beside 5 waiting streams,
+// and not beside 7.
+constexpr size_t kWaitingStreamsMax = 4;
 
 class CudaStreamGates final : public StreamGates {
  public:
@@ -52,6 +58,7 @@ class CudaStreamGates final : public StreamGates {
     size_t gate;
   };
   struct Waiter {
+    CUstream stream;
     CUevent passed;
     std::unique_ptr<HostWait> host_wait;  // null: the device waits by itself
   };
@@ -71,6 +78,7 @@ class CudaStreamGates final : public StreamGates {
   // These with mutex_, and the context current.
   void ForgetPassed();
   Result<void> RefuseCapture(CUstream stream) const;
+  Result<void> RefuseTooMany(CUstream stream) const;
   Result<void> Wait(size_t gate, CUstream stream, Waiter* waiter);
 
   const CudaDriver& driver_;
@@ -106,6 +114,17 @@ Result<void> CudaStreamGates::RefuseCapture(CUstream stream) const {
                   .Advice("let it wait before the capture, or before the graph is launched"));
 }
 
+Result<void> CudaStreamGates::RefuseTooMany(CUstream stream) const {
+  std::set<CUstream> waiting;
+  for (const Waiter& waiter : waiters_) waiting.insert(waiter.stream);
+  if (waiting.count(stream) != 0 || waiting.size() < kWaitingStreamsMax) return {};
+  return Fail(Status::Usage("too many streams wait for layers at once")
+                  .Expected(Text("at most {}", kWaitingStreamsMax))
+                  .Found("one more")
+                  .Advice("wait for the layer on the host, or let streams wait for an event of one "
+                          "that waits"));
+}
+
 Result<void> CudaStreamGates::Wait(size_t gate, CUstream stream, Waiter* waiter) {
   if (driver_.cuStreamWaitValue32 != nullptr && !refused_) {
     const CUresult enqueued =
@@ -133,7 +152,9 @@ Result<void> CudaStreamGates::Enqueue(size_t gate, void* stream_pointer) {
   const std::lock_guard lock(mutex_);
   HP_TRY(RefuseCapture(stream));
   ForgetPassed();
+  HP_TRY(RefuseTooMany(stream));
   Waiter waiter = {};
+  waiter.stream = stream;
   HP_CUDA_TRY(
       driver_, "cannot create a CUDA event",
       driver_.cuEventCreate(&waiter.passed, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC));
