@@ -551,8 +551,9 @@ typedef struct hotplane_device_moe {
 HOTPLANE_API void hotplane_device_moe_init(hotplane_device_moe* call);
 /* What is enqueued on `stream` (a CUstream or cudaStream_t of the engine's device; NULL: its
  * default stream) after this call runs on the device once the boot has published the layer: copied,
- * verified, in order. The host does not wait. From any thread, any number of streams, before
- * hotplane_start and while the boot runs; after the publication there is nothing to wait for.
+ * verified, in order. The host does not wait. From any thread, before hotplane_start and while the
+ * boot runs; after the publication there is nothing to wait for. At most four streams wait at a
+ * time: more would hold up the queues that CUDA gives a process.
  *
  * So hotplane_moe_forward_on_device can be enqueued for layers that are still on their way. When
  * the boot fails, or hotplane_close is called, the streams go on: what they compute of a layer that
@@ -560,9 +561,10 @@ HOTPLANE_API void hotplane_device_moe_init(hotplane_device_moe* call);
  *
  * Until then do not wait for the whole device where the boot needs you to return: in its callback,
  * neither synchronize nor free device memory while a stream waits. CUDA does not know what such a
- * stream waits for. `layer` is an ordinal. HOTPLANE_USAGE for an engine without a device, a layer
- * that this boot does not publish, a stream that is being captured; the boot's failure once it has
- * failed. */
+ * stream waits for. Nor copy to or from pageable memory behind it: the driver would keep its lock,
+ * and the boot could not go on. `layer` is an ordinal. HOTPLANE_USAGE for an engine without a
+ * device, a layer that this boot does not publish, a stream that is being captured, a fifth stream;
+ * the boot's failure once it has failed. */
 HOTPLANE_API hotplane_code hotplane_stream_wait_layer(hotplane_engine* engine, uint32_t layer,
                                                       void* stream);
 

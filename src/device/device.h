@@ -112,7 +112,8 @@ class StreamGates {
   // What is enqueued on `stream` (a CUstream of the device's primary context; null: its default
   // stream) after this call runs once the gate is open; no thread of the host waits for that. By
   // the device's own wait for a word of memory; where the device has none, by a host function of
-  // the stream that waits. kUsage for a stream that is being captured; kSystem.
+  // the stream that waits. kUsage for a stream that is being captured, and where four others wait;
+  // kSystem.
   virtual Result<void> Enqueue(size_t gate, void* stream) = 0;
   virtual void Open(size_t gate) = 0;
 };

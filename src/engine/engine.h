@@ -81,8 +81,9 @@ class Engine {
   // after this call runs once Boot has published the layer; the host does not wait. From any
   // thread, at any time, also before Boot. When the boot fails, or the engine is destroyed, the
   // stream goes on: what it computes of a layer that is not published is refused, as
-  // TakeMoeRefusal tells. kUsage without a device, for a layer that this boot does not publish, and
-  // for a stream that is being captured; the boot's failure once it has failed.
+  // TakeMoeRefusal tells. kUsage without a device, for a layer that this boot does not publish, for
+  // a stream that is being captured, and where four others wait; the boot's failure once it has
+  // failed.
   Result<void> StreamWaitLayer(uint32_t ordinal, void* stream);
   // Blocks until the boot that another thread runs has planned, or ended.
   void WaitPlan();

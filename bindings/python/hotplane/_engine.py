@@ -426,9 +426,10 @@ class Engine(_Opened):
         number of a CUDA stream; None: the current one. So `moe_forward` on tensors of the GPU can
         be called for layers that are still on their way. After a boot that failed, and after
         close, the stream goes on: rows are NaN, and `moe_refusal` tells the failure. While a
-        stream waits, neither synchronize nor free memory of the GPU in what the boot calls.
-        UsageError without a GPU, for a layer that this boot does not publish, and for a stream
-        that is captured."""
+        stream waits, neither synchronize nor free memory of the GPU in what the boot calls, and
+        copy nothing behind it to memory that is not pinned (`y.cpu()`): wait for the stream first.
+        UsageError without a GPU, for a layer that this boot does not publish, for a stream that is
+        captured, and where four others wait."""
         number = _device.stream_of(self._promised_device(), stream)
         with self._handle as engine:
             check(library().stream_wait_layer(engine, _layer(layer), number))
