@@ -35,10 +35,7 @@ struct DeviceOptions {
   size_t mapped_worker_count = 0;
   uint64_t mapped_window_bytes = 64 * 1024 * 1024;
   bool verify_on_device = true;  // false: landed bytes are verified before, by the CPU
-  // From when the context is there to the first landing, but not longer, the link is kept busy:
-  // after a rest it is slow at first. 0: not at all.
-  double warm_link_seconds = 0;
-  size_t thread_count = 0;  // that touch the ring; 0: the CPUs of this process
+  size_t thread_count = 0;       // that touch the ring; 0: the CPUs of this process
 };
 
 struct DeviceMemory {

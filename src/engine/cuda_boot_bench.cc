@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,8 +39,6 @@ struct Options {
   uint64_t window_bytes = 64 * kMiB;           // of it, at a time
   std::vector<uint64_t> rings = {128 * kMiB};  // bytes of the ring
   bool verified_only = false;
-  // Only the first two boots of this process, the link kept busy for so long meanwhile.
-  std::optional<double> first_warm_seconds;
   // Between boots: the driver clears device memory after it was freed, and the next allocation
   // waits for that when most of the memory is concerned.
   uint64_t pause_seconds = 0;
@@ -63,7 +60,6 @@ struct Setting {
   uint64_t ring_bytes = 0;
   size_t mapped_workers = 0;
   uint64_t window_bytes = 64 * kMiB;
-  double warm_seconds = 0;
 };
 
 struct Sample {
@@ -115,7 +111,6 @@ Result<Sample> BootOnce(const Options& options, const Setting& setting, const Wa
   engine_options.device_options.mapped_worker_count = setting.mapped_workers;
   engine_options.device_options.mapped_window_bytes = setting.window_bytes;
   engine_options.device_options.verify_on_device = way.verify_on_device;
-  engine_options.device_options.warm_link_seconds = setting.warm_seconds;
   engine_options.boot.verify = way.verify;
   engine_options.base_residency = Residency::kDevice;
   Sample sample;
@@ -230,28 +225,6 @@ Result<void> Measure(const Options& options, nlohmann::ordered_json* json) {
   return {};
 }
 
-// What a server sees that starts on a machine which was at rest.
-Result<void> MeasureFirst(const Options& options, nlohmann::ordered_json* json) {
-  const Setting setting = {.piece_bytes = options.pieces.front(),
-                           .ring_bytes = options.rings.front(),
-                           .warm_seconds = *options.first_warm_seconds};
-  for (const char* which : {"first", "second"}) {
-    uint64_t bytes = 0;
-    HP_ASSIGN(const Sample sample, BootOnce(options, setting, kWays[0], nullptr, &bytes));
-    const double rate = static_cast<double>(bytes) / sample.seconds_ready;
-    std::printf(
-        "link busy for %.3f s at most: %s boot of the process: %.2f GB/s, ready %.3f s, open "
-        "%.3f s\n",
-        setting.warm_seconds, which, rate / 1e9, sample.seconds_ready, sample.seconds_open);
-    (*json)["rows"].push_back({{"boot", which},
-                               {"warm_link_seconds", setting.warm_seconds},
-                               {"gigabytes_per_second", rate / 1e9},
-                               {"seconds_ready", sample.seconds_ready},
-                               {"seconds_open", sample.seconds_open}});
-  }
-  return {};
-}
-
 Result<void> Run(Options options) {
   if (CudaDeviceCount() == 0) {
     std::printf("skipped: %s\n", OpenCudaDevice(0, {}).error().what().c_str());
@@ -264,9 +237,7 @@ Result<void> Run(Options options) {
   nlohmann::ordered_json json;
   const Result<void> result = [&]() -> Result<void> {
     HP_TRY(PrepareStore(options));
-    if (!options.first_warm_seconds) return Measure(options, &json);
-    std::this_thread::sleep_for(std::chrono::seconds(options.pause_seconds));
-    return MeasureFirst(options, &json);
+    return Measure(options, &json);
   }();
   if (own_directory) std::filesystem::remove_all(options.directory);
   if (!options.json_path.empty()) std::ofstream(options.json_path) << json.dump(2) << "\n";
@@ -315,8 +286,6 @@ int main(int argc, char** argv) {
       options.mapped = hotplane::ParseList(argv[++i], 1);
     } else if (argument == "--window-mib" && has_value) {
       options.window_bytes = hotplane::ParseList(argv[++i], hotplane::kMiB).front();
-    } else if (argument == "--first-warm-ms" && has_value) {
-      options.first_warm_seconds = std::stod(argv[++i]) / 1000;
     } else if (argument == "--pause" && has_value) {
       options.pause_seconds = std::stoull(argv[++i]);
     } else if (argument == "--json" && has_value) {
@@ -325,7 +294,7 @@ int main(int argc, char** argv) {
       std::fprintf(stderr,
                    "usage: %s [--smoke] [--store DIR] [--layers N] [--rounds N] [--workers N,N] "
                    "[--piece-mib N,N] [--ring-mib N,N] [--mapped N,N] [--window-mib N] "
-                   "[--verified-only] [--first-warm-ms N] [--pause SECONDS] [--json FILE]\n",
+                   "[--verified-only] [--pause SECONDS] [--json FILE]\n",
                    argv[0]);
       return 2;
     }

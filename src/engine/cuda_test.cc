@@ -271,17 +271,6 @@ TEST_F(CudaBoot, TakesThePlanesAndLittleMore) {
   }
 }
 
-TEST_F(CudaBoot, ALinkThatIsKeptBusyUntilTheBoot) {
-  const auto expected = Boot(Options());
-  for (const double seconds : {0.001, 60.0}) {
-    EngineOptions options = Options();
-    options.device_options.warm_link_seconds = seconds;
-    EXPECT_EQ(Boot(options), expected);
-    // And where there is none.
-    EXPECT_NE(OpenCudaDevice(0, options.device_options).value(), nullptr);
-  }
-}
-
 TEST_F(CudaBoot, SeveralBootsAtOnceInOneProcess) {
   const auto expected = Boot(Options());
   std::vector<std::thread> threads;

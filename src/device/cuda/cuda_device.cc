@@ -12,7 +12,6 @@
 #include "device/cuda/cuda_arena.h"
 #include "device/cuda/cuda_handles.h"
 #include "device/cuda/cuda_quantizer.h"
-#include "device/cuda/link_warmer.h"
 #include "device/cuda/mapped_windows.h"
 #include "device/cuda/rates.h"
 #include "device/cuda/stream_gates.h"
@@ -150,7 +149,6 @@ class CudaDevice final : public Device {
       : driver_(driver), ordinal_(ordinal), options_(options) {}
 
   ~CudaDevice() override {
-    warmer_.reset();
     if (upload_stream_ != nullptr) {
       const CurrentContext current(driver_, context_);
       (void)driver_.cuStreamDestroy(upload_stream_);
@@ -198,7 +196,6 @@ class CudaDevice final : public Device {
 
   Result<std::unique_ptr<LandingDevice>> BeginLanding() override {
     HP_CHECK(!landing_.exchange(true));
-    warmer_.reset();
     auto landing = std::make_unique<CudaLanding>(driver_, context_, *ring_, *verifier_, verifies(),
                                                  options_, landing_);
     HP_TRY(landing->Open());
@@ -256,7 +253,6 @@ class CudaDevice final : public Device {
 
   Result<DeviceRates> MeasureRates() override {
     HP_CHECK(!landing_);
-    warmer_.reset();
     const CurrentContext current(driver_, context_);
     return MeasureCudaRates(driver_, *ring_, *verifier_, options_.piece_bytes);
   }
@@ -282,7 +278,6 @@ class CudaDevice final : public Device {
   std::unique_ptr<PinnedRing> ring_;
   std::unique_ptr<CudaVerifier> verifier_;
   std::unique_ptr<QuantizeKernels> quantize_kernels_;
-  std::unique_ptr<LinkWarmer> warmer_;  // until something is landed or measured
   std::mutex upload_mutex_;
   CUstream upload_stream_ = nullptr;  // guarded by it; made by the first upload
 };
@@ -314,8 +309,6 @@ Result<void> CudaDevice::Open() {
   HP_TRY(ring_->Begin(options_.ring_bytes, threads));
   HP_TRY(OpenContext());
   times_.context = SecondsSince(start);
-  if (options_.warm_link_seconds > 0)
-    warmer_ = std::make_unique<LinkWarmer>(driver_, context_, options_.warm_link_seconds);
   const auto ring_start = Clock::now();
   const CurrentContext current(driver_, context_);
   HP_TRY(ring_->Register(driver_, context_));
