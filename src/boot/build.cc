@@ -292,8 +292,12 @@ Result<void> CheckpointBuilds::Unit::RunStep(size_t step) {
   }
   const ExpertPieces& pieces = *made;
   reads.reset();
-  for (const Output& output : outputs_)
-    HP_TRY(WritePieces(output, expert, pieces, workspace.slice.span()));
+  for (const Output& output : outputs_) {
+    if (Result<void> wrote = WritePieces(output, expert, pieces, workspace.slice.span()); !wrote) {
+      owner_.SetAside(std::move(workspace));
+      return wrote;
+    }
+  }
   const uint64_t bytes_read = workspace.quantizer.bytes_read();
   owner_.ReturnWorkspace(std::move(workspace));
   if (owner_.options_.progress != nullptr) owner_.options_.progress->Add(bytes_read);
@@ -516,10 +520,10 @@ Result<CheckpointBuilds::Workspace> CheckpointBuilds::TakeWorkspace() {
     }
   }
   Workspace workspace;
-  HP_ASSIGN(workspace.quantizer, NewQuantizer());
   if (slice_bytes_ > 0) {
     HP_ASSIGN(workspace.slice, HugeBuffer::Allocate(slice_bytes_));
   }
+  HP_ASSIGN(workspace.quantizer, NewQuantizer());
   std::lock_guard lock(mutex_);
   report_.peak_staging_bytes += workspace.quantizer.workspace_bytes() + slice_bytes_;
   report_.peak_device_bytes += workspace.quantizer.device_bytes();
@@ -674,9 +678,19 @@ Result<void> CheckShardWorld(const Manifest& manifest) {
           .Advice("choose another --tp"));
 }
 
+void WarnWithoutConfig(const Checkpoint& checkpoint) {
+  if (!checkpoint.config_text().empty()) return;
+  Log(LogLevel::kWarning,
+      "{} has no config.json: silu(gate) * up without a limit is taken for the activation, which "
+      "is "
+      "wrong for models that clamp it; fetch the config.json that belongs to the checkpoint",
+      checkpoint.path());
+}
+
 Result<BuildReport> Build(Env& env, const Checkpoint& checkpoint, const MoeModel& model,
                           const std::string& store_directory, const BuildOptions& options) {
   const auto start = Clock::now();
+  WarnWithoutConfig(checkpoint);
   if (options.progress != nullptr) options.progress->Begin("fingerprinting the checkpoint", 0);
   const Result<std::string> stamp = MakeSourceStamp(env, checkpoint.path());
   HP_ASSIGN(const Digest128 fingerprint, Fingerprint(checkpoint, model));

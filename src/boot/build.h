@@ -173,6 +173,9 @@ Result<void> CheckShardWorld(const Manifest& manifest);
 Result<void> CheckRoomForNew(Env& env, const std::string& store_directory, const Manifest& manifest,
                              uint64_t bytes);
 
+// A warning where nothing tells the activation.
+void WarnWithoutConfig(const Checkpoint& checkpoint);
+
 // Builds what is missing of the wanted layers and encodings, of every rank. kUsage as
 // CheckShardWorld. kCapacity before anything is written
 // when the files do not fit on the disk or one workspace not in the staging limit; kData naming

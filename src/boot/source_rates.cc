@@ -119,11 +119,13 @@ class DiskRun {
     return {};
   }
 
+  // No read is in flight afterwards, after a failure neither: the files end.
   Result<void> Read(File& file, File* direct, uint64_t offset, uint64_t bytes) {
     std::vector<WholeReadEnd> ended;
+    Result<void> read;
     uint64_t next = 0;
-    while (next < bytes || reader_->in_flight() > 0) {
-      for (; next < bytes && !reader_->full(); next += kReadRequestBytes) {
+    while ((read && next < bytes) || reader_->in_flight() > 0) {
+      for (; read && next < bytes && !reader_->full(); next += kReadRequestBytes) {
         const uint64_t count = std::min<uint64_t>(kReadRequestBytes, bytes - next);
         reader_->Start({.file = &file,
                         .direct = direct,
@@ -132,10 +134,15 @@ class DiskRun {
                         .needed_bytes = count});
       }
       ended.clear();
-      HP_TRY(reader_->Collect(std::chrono::milliseconds(20), &ended));
-      for (const WholeReadEnd& end : ended) HP_TRY(end.result);
+      if (Result<void> collected = reader_->Collect(std::chrono::milliseconds(20), &ended);
+          !collected) {
+        reader_ = nullptr;  // it waits for what is in flight
+        return collected;
+      }
+      for (const WholeReadEnd& end : ended)
+        if (read && !end.result) read = end.result;
     }
-    return {};
+    return read;
   }
 
   Env& env_;

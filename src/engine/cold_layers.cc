@@ -15,6 +15,7 @@ Result<std::unique_ptr<ColdLayers>> ColdLayers::Open(Env& env, const std::string
   Result<std::string> stamp = MakeSourceStamp(env, path);
   HP_ASSIGN(Checkpoint checkpoint, Checkpoint::Open(env, path));
   std::unique_ptr<ColdLayers> cold(new ColdLayers(std::move(checkpoint)));
+  WarnWithoutConfig(cold->checkpoint_);
   HP_ASSIGN(cold->model_, DiscoverMoe(cold->checkpoint_));
   HP_ASSIGN(cold->fingerprint_, Fingerprint(cold->checkpoint_, cold->model_));
   if (stamp) cold->stamp_ = *std::move(stamp);

@@ -414,6 +414,8 @@ Result<void> CudaCompute::LoadFp4(uint32_t layer, const HostFp4& record) {
   const std::lock_guard lock(mutex_);
   Table& table = tables_.at(layer);
   HP_CHECK(table.published && record.expert < table.slots.size());
+  // Somebody else was faster, and its memory may be read from already.
+  if (table.fp4.count(record.expert) != 0) return {};
   ExpertSlot slot = table.slots[record.expert];
   slot.fp13 = fp4.fp13;
   slot.fp2 = fp4.fp2;
@@ -421,7 +423,7 @@ Result<void> CudaCompute::LoadFp4(uint32_t layer, const HostFp4& record) {
   HP_TRY(Settle(
       Upload(slots_.data() + table.offset + record.expert * sizeof slot, &slot, sizeof slot)));
   table.slots[record.expert] = slot;
-  table.fp4.insert_or_assign(record.expert, std::move(memory));
+  table.fp4.emplace(record.expert, std::move(memory));
   return {};
 }
 

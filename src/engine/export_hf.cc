@@ -136,9 +136,13 @@ class Exporter {
 
 Result<void> Exporter::CheckOutput() const {
   const std::string& directory = options_.output_directory;
-  std::error_code error;
-  const auto model = std::filesystem::weakly_canonical(Folder(), error);
-  const auto output = std::filesystem::weakly_canonical(directory, error);
+  std::error_code of_model, of_output;
+  const auto model = std::filesystem::weakly_canonical(Folder(), of_model);
+  const auto output = std::filesystem::weakly_canonical(directory, of_output);
+  if (of_model || of_output)
+    return Fail(Status::System("cannot resolve the folder to export to")
+                    .File(of_model ? Folder() : directory)
+                    .Found((of_model ? of_model : of_output).message()));
   if (std::mismatch(model.begin(), model.end(), output.begin(), output.end()).first == model.end())
     return Fail(Status::Usage("the folder to export to lies in the checkpoint's own")
                     .File(directory)

@@ -25,7 +25,7 @@ using namespace moe_cuda;
 
 enum class Tier { kMissing, kBase, kNibbles, kQuintals };
 
-// As TierOf of routed.h.
+// As TierOf of expert_matrix.h.
 Tier TierOf(const ExpertSlot& slot, uint32_t wanted, bool biases) {
   if (wanted < kWantBase || wanted > kWantFp4OrBase) return Tier::kMissing;
   if (biases && (slot.bias13 == nullptr || slot.bias2 == nullptr)) return Tier::kMissing;
@@ -132,7 +132,7 @@ void Multiply(const MoeArgs& args, std::optional<Tier> only) {
   }
 }
 
-// As Combine of decode_kernel.cu: slots in order, float32.
+// As Combine of finish.h: slots in order, float32.
 void Combine(const MoeArgs& args) {
   for (uint32_t token = 0; token < args.tokens; ++token) {
     for (uint32_t column = 0; column < args.hidden; ++column) {

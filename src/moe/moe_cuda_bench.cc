@@ -82,9 +82,10 @@ class Bench {
     MakeLayers(shape.geometry);
     const double limit = ReadRate();
     std::printf(
-        "%s: E=%u H=%u I=%u top %u, %zu layers, memory is read at %.0f GB/s, prefill by %s\n",
+        "%s: E=%u H=%u I=%u top %u, %zu layers, memory is read at %.0f GB/s, prefill by %s, "
+        "of few by %s\n",
         shape.name, shape.geometry.experts, shape.geometry.hidden, shape.geometry.intermediate,
-        shape.top_k, layers_, limit / 1e9, NameOf(moe_.prefill()));
+        shape.top_k, layers_, limit / 1e9, NameOf(moe_.prefill()), NameOf(moe_.prefill_of_few()));
     std::printf("  %-13s %6s %10s %10s %9s %7s %8s\n", "precision", "tokens", "us", "MB", "GB/s",
                 "share", "TFLOP/s");
     for (const auto& kind : kKinds) {

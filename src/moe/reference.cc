@@ -9,7 +9,7 @@
 //    rounding:  sum|w|*s/2*(1+2^-12) + gamma(2 + K/32) * sum|w|(|a| + s).
 //  * The same, bf16. Many tokens: tensor cores add 16 exact products and the sum so far by aligning
 //    them to the largest and cutting off what is 2^-23 of it or less: at most 17 * 2^-23 of
-//    sum|w||a| for each multiply, K/16 multiplies; then K/32 multiply-adds with scales. Few tokens:
+//    sum|w||a| for each multiply, K/16 multiplies. Few tokens:
 //    activations become 16-bit integers, a step is 1/32512 of the block's largest, and none where
 //    that is below 2^-100 (weights are up to 6 times a scale); then as fast. act is rounded to
 //    bfloat16, y too: 2^-8 each.

@@ -230,7 +230,9 @@ Result<Generation> Store::TryCreateGeneration(Env& env, const std::string& direc
   HP_TRY(CheckSameLayers(generation.manifest(), manifest, file));
   // What is left are settings that do not touch a byte of the planes. The store's own stand.
   Log(LogLevel::kWarning,
-      "activation or top-k of this checkpoint's config differ from {}: the store's are kept", file);
+      "activation or top-k of this checkpoint's config differ from {}: the store's are kept; a new "
+      "store takes the config's",
+      file);
   return generation;
 }
 

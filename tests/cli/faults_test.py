@@ -157,7 +157,11 @@ class BadCheckpoint(unittest.TestCase):
                 out.write(content)
             self.refused(3, path)
         os.remove(path)
-        command.must("build", self.model, "--store", self.store, "-q")
+        done = command.must("build", self.model, "--store", self.store)
+        self.assertIn("has no config.json", done.stderr)
+        command.write_checkpoint(self.model, command.mxfp4_tensors())
+        done = command.must("build", self.model, "--store", self.store + "-2")
+        self.assertNotIn("config.json", done.stderr)
 
     def test_not_a_checkpoint(self):
         os.makedirs(self.model)

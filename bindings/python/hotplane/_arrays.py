@@ -36,7 +36,7 @@ class DlManagedVersioned(Structure):
 
 
 CAPSULES = {b"dltensor": DlManaged, b"dltensor_versioned": DlManagedVersioned}
-NAME, NAME_VERSIONED = CAPSULES
+NAME = b"dltensor"
 
 _get_pointer = ctypes.PYFUNCTYPE(c_void_p, c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi))

@@ -175,7 +175,6 @@ FUNCTIONS = {
     "layer_count": (c_uint32, [c_void_p]),
     "get_layer": (c_int, [c_void_p, c_uint32, POINTER(Layer)]),
     "layer_dlpack": (c_int, [c_void_p, c_uint32, c_int, c_int, POINTER(c_void_p)]),
-    "drop_capsule": (None, [c_void_p]),
     "stats_json": (c_char_p, [c_void_p]),
     "describe": (c_int, [c_void_p, POINTER(Store)]),
     "describe_layer": (c_int, [c_void_p, c_uint32, POINTER(LayerInfo)]),

@@ -67,7 +67,7 @@ class CudaStreamGates final : public StreamGates {
     return std::atomic_ref(words_.data()[gate]).load(std::memory_order_acquire) == kOpen;
   }
   static void CUDA_CB WaitOnHost(void* data) {
-    const auto& wait = *static_cast<const HostWait*>(data);
+    const HostWait wait = *static_cast<const HostWait*>(data);
     CudaStreamGates& gates = *wait.gates;
     std::unique_lock lock(gates.open_mutex_);
     ++gates.host_functions_;
@@ -96,7 +96,7 @@ class CudaStreamGates final : public StreamGates {
 
 void CudaStreamGates::ForgetPassed() {
   const auto passed = [this](const Waiter& waiter) {
-    if (driver_.cuEventQuery(waiter.passed) == CUDA_ERROR_NOT_READY) return false;
+    if (driver_.cuEventQuery(waiter.passed) != CUDA_SUCCESS) return false;
     (void)driver_.cuEventDestroy(waiter.passed);
     return true;
   };

@@ -170,7 +170,7 @@ Result<std::unique_ptr<CudaMoe>> CudaMoe::Load(const CudaDriver& driver, CUconte
 Result<void> CudaMoe::Get(CUmodule module, const char* name, CUfunction* function) const {
   HP_CUDA_TRY(driver_, Text("cannot find the kernel {}", name),
               driver_.cuModuleGetFunction(function, module, name));
-  return {};
+  return LoadCudaKernel(driver_, *function);
 }
 
 Result<void> CudaMoe::GiveShared(CUfunction kernel, uint32_t bytes) const {

@@ -45,8 +45,7 @@ struct CudaMoeCall {
   moe_cuda::Refusal* refusal = nullptr;
 };
 
-// Which instructions multiply in a prefill, the best first: wgmma on Hopper, mma.sync from sm_80
-// on.
+// Which instructions multiply in a prefill: wgmma on Hopper, mma.sync from sm_80 on.
 enum class PrefillKernels : uint8_t { kWgmma, kMma };
 inline constexpr PrefillKernels kAllPrefillKernels[] = {PrefillKernels::kWgmma,
                                                         PrefillKernels::kMma};
@@ -56,7 +55,8 @@ const char* NameOf(PrefillKernels kernels);  // "wgmma", "mma"
 class CudaMoe {
  public:
   // The context is current. Null where this build has no kernels for this GPU, or not those that
-  // `prefill` asks for; unless it does, prefill takes the best that there are.
+  // `prefill` asks for; unless it does, wgmma for many assignments of an expert and mma.sync for
+  // few, whichever there is.
   static Result<std::unique_ptr<CudaMoe>> Load(const CudaDriver& driver, CUcontext context,
                                                CUdevice device,
                                                std::optional<PrefillKernels> prefill = {});
@@ -64,8 +64,9 @@ class CudaMoe {
   CudaMoe(const CudaMoe&) = delete;
   CudaMoe& operator=(const CudaMoe&) = delete;
 
-  // Where experts have many assignments.
+  // Where experts have many assignments, where they have few.
   PrefillKernels prefill() const { return prefill_kernels_[0]; }
+  PrefillKernels prefill_of_few() const { return prefill_kernels_[1]; }
 
   static constexpr uint64_t kWorkspaceZeros = 256;
   static uint64_t WorkspaceBytes(const LayerGeometry& geometry, uint32_t tokens, uint32_t top_k);

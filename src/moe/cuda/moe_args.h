@@ -110,7 +110,7 @@ inline constexpr unsigned kDecodeExpertsMax = 1024;
 inline constexpr unsigned kDecodeWarpsMin = kDecodeAssignmentsMax / 32;
 inline constexpr unsigned kDecodeWarpsMax = 16;
 // Of each warp, in shared memory: what is on its way from device memory, and sums of pieces of
-// items (DecodePieces of decode_kernel.cu).
+// items (Pieces of decode_kernel.cu).
 inline constexpr unsigned kDecodeStages = 3;
 inline constexpr unsigned kDecodeStageBytes = 2432;
 inline constexpr unsigned kDecodeRingBytes = kDecodeStages * kDecodeStageBytes;
