@@ -5,6 +5,7 @@ short; the full run is
 `HOTPLANE_KILLS=200 HOTPLANE_KILL_MIB=4096 python3 tests/cli/processes_test.py Kill`.
 """
 
+import fcntl
 import filecmp
 import json
 import os
@@ -130,13 +131,16 @@ class Together(Fixture):
         self.synth(48)
         command.must("build", self.model, "--store", self.store, "-q")
         before = command.files_below(self.store)
+        users = os.path.join(self.store, os.listdir(self.store)[0], "locks", "users")
         # Stopped the moment it holds the store; one that was done before we looked is no use.
         for _ in range(50):
             boot = command.start("boot", self.store)
-            while boot.poll() is None and not self.holds_the_store(boot.pid):
+            while boot.poll() is None and not self.has_opened(boot.pid, users):
                 pass
             boot.send_signal(signal.SIGSTOP)
-            if boot.poll() is None and self.holds_the_store(boot.pid):
+            # It has the file open before it holds the lock: only a lock that a process at rest
+            # holds stays held.
+            if self.is_stopped(boot) and self.is_locked(users):
                 break
             boot.send_signal(signal.SIGCONT)
             boot.wait()
@@ -155,13 +159,37 @@ class Together(Fixture):
         self.assertEqual(os.listdir(self.store), [])
 
     @staticmethod
-    def holds_the_store(pid):
+    def has_opened(pid, path):
         try:
             folder = f"/proc/{pid}/fd"
-            return any(os.readlink(os.path.join(folder, fd)).endswith("locks/users")
-                       for fd in os.listdir(folder))
+            return any(os.readlink(os.path.join(folder, fd)) == path for fd in os.listdir(folder))
         except OSError:
             return False
+
+    @staticmethod
+    def is_stopped(process):
+        """Waits until no thread of it runs any more; False when it ended instead."""
+        while process.poll() is None:
+            try:
+                tasks = f"/proc/{process.pid}/task"
+                states = set()
+                for task in os.listdir(tasks):
+                    with open(os.path.join(tasks, task, "stat"), encoding="utf-8") as stat:
+                        states.add(stat.read().rpartition(")")[2].split()[0])
+                if states == {"T"}:
+                    return True
+            except OSError:
+                pass  # a thread, or the process, ended meanwhile
+        return False
+
+    @staticmethod
+    def is_locked(path):
+        with open(path, "r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
 
 class Signals(Fixture):

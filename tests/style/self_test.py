@@ -50,6 +50,7 @@ BAD = {
                    "# hp_test(base SOURCES base_test.cc)\n", 2)],
     "skip_reason": [("src/base/base_test.cc", "TEST(A, B) { GTEST_" "SKIP(); }\n", 1),
                     ("src/base/base_test.cc", "TEST(A, B) { GTEST_" 'SKIP() << ""; }\n', 1)],
+    "sanitizers": [("src/base/base.cc", "#ifdef __SANITIZE_THREAD__\n#endif\n", 1)],
     "layers": [("src/base/base.cc", '#include "store/store.h"\n', 1),
                ("src/store/store.cc", '\n#include "quant/quantize.h"\n', 2),
                ("src/base/base_test.cc", '#include "store/store.h"\n', 1),

@@ -197,6 +197,14 @@ def rule_skip_reason(tree):
                 yield path, line_of(text, match.start()), "a skipped test without a reason text"
 
 
+def rule_sanitizers(tree):
+    """g++ alone defines these itself: without the header a build by clang is another one."""
+    for path, text in tree.of(CPP):
+        used = re.search(r"\b__SANITIZE_\w+", text)
+        if used and path.name != "sanitizers.h" and '#include "base/sanitizers.h"' not in text:
+            yield path, line_of(text, used.start()), f"{used.group()} without base/sanitizers.h"
+
+
 def allowed_includes(folder, path):
     stem = path.stem
     if stem.endswith(("_test", "_bench", "_fuzz")) or "test" in stem.split("_"):

@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "base/sanitizers.h"
+
 // Goes on where the stack `to` was left, and leaves this one in `*from`. Of the library's own
 // switches each is two system calls.
 extern "C" void hotplane_on_host_switch(void** from, void* to);
