@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "base/format_text.h"
 #include "base/number_text.h"
+#include "boot/plan.h"
 
 namespace hotplane {
 namespace {
@@ -18,6 +21,22 @@ std::string Range(const Manifest& manifest, Get get) {
     high = std::max(high, get(layer.geometry));
   }
   return low == high ? Text("{}", low) : Text("{}-{}", low, high);
+}
+
+// "base 3 of 4: layer 1 damaged, layer 2 missing"
+std::string TierText(const TierCoverage& tier, const Manifest& manifest) {
+  std::string text = Text("{} {} of {}{}", TierName(tier.tier), tier.file_count_present,
+                          tier.file_count, manifest.identity.shard_world > 1 ? " files" : "");
+  const char* before = ": ";
+  for (const auto& [presence, word] :
+       {std::pair(Presence::kAbsent, "missing"), std::pair(Presence::kDamaged, "damaged"),
+        std::pair(Presence::kUnreadable, "unreadable")}) {
+    const std::vector<uint32_t> layers = tier.Layers(presence);
+    if (layers.empty()) continue;
+    text += Text("{}layer{} {} {}", std::exchange(before, ", "), layers.size() == 1 ? "" : "s",
+                 LayerListText(layers, manifest), word);
+  }
+  return text;
 }
 
 // The first tensor of the layers' source records that the checkpoint holds with other bytes.
@@ -54,6 +73,18 @@ std::string DescribeModel(const Manifest& manifest) {
               Range(manifest, [](const LayerGeometry& g) { return g.experts; }),
               Range(manifest, [](const LayerGeometry& g) { return g.hidden; }),
               Range(manifest, [](const LayerGeometry& g) { return g.intermediate; }));
+}
+
+std::string DescribeCoverage(const Coverage& coverage, const Manifest& manifest) {
+  const std::string base = TierText(coverage.base, manifest);
+  const bool plain = coverage.base.complete() && coverage.delta.complete();
+  const bool no_delta = std::ranges::all_of(coverage.delta.gaps,
+                                            [](const CoverageGap& gap) {
+                                              return gap.presence == Presence::kAbsent;
+                                            }) &&
+                        coverage.delta.file_count_present == 0;
+  if (no_delta) return base + (coverage.base.complete() ? ", no delta" : "; no delta");
+  return base + (plain ? ", " : "; ") + TierText(coverage.delta, manifest);
 }
 
 Result<void> CheckSamePair(const Generation& generation, const Checkpoint& checkpoint,

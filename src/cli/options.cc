@@ -317,6 +317,15 @@ void Parser::AddVerify() {
   app->add_option("DIR", options_.path, "The store")->required();
   app->add_option("--source", options_.source,
                   "Also prove that the store was built from this checkpoint");
+  CLI::Option* const complete = app->add_flag("--complete", options_.complete,
+                                              "Fail when a layer of the model lacks a file, too");
+  app->add_option("--layers", options_.layers,
+                  "With --complete: the layers that must be there; all of them otherwise")
+      ->needs(complete);
+  app->add_option("--tiers", raw_.tiers,
+                  "With --complete: what they must have: base, delta or base,delta")
+      ->default_str("base,delta")
+      ->needs(complete);
   AddGeneration(app);
   AddWorkers(app);
 }
@@ -503,7 +512,7 @@ Parser::Parser() {
 Result<void> Parser::FinishTiers() {
   // A boot with a checkpoint at hand completes the store as a build would.
   const bool both = options_.command == Command::kBuild || options_.command == Command::kImport ||
-                    !options_.planes_cache.empty() ||
+                    options_.command == Command::kVerify || !options_.planes_cache.empty() ||
                     (options_.command == Command::kBoot && !options_.checkpoint.empty());
   // Who says something of the delta tier wants it.
   HP_ASSIGN(options_.pin_delta_bytes, ParseSize(raw_.pin_delta));

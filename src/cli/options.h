@@ -44,6 +44,7 @@ struct Options {
   std::string path;        // CHECKPOINT, DIR or FILE, the first positional argument
   std::string store;       // --store
   std::string source;      // verify --source
+  bool complete = false;   // verify
   std::string generation;  // prefix
   std::string layers;
   std::vector<Encoding> encodings;  // build, synth: what --tiers and --delta come to

@@ -1,17 +1,23 @@
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/format_text.h"
-#include "base/log.h"
 #include "base/number_text.h"
 #include "base/units.h"
+#include "boot/describe.h"
+#include "boot/layer_selection.h"
 #include "boot/paired_generation.h"
+#include "boot/plan.h"
 #include "boot/verify_source.h"
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "store/coverage.h"
 #include "store/store.h"
 
 namespace hotplane::cli {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 Result<SourceReport> VerifyPairing(const Context& context, const Generation& generation,
                                    WorkerPool& pool, Progress* progress) {
@@ -32,93 +38,117 @@ Result<std::string> ChooseGeneration(const Context& context, const Store& store)
   return FindPairedGeneration(store, options.generation, fingerprint);
 }
 
-// Layers without a base file, which this store cannot boot by itself: a partial build, or lost.
-std::string Listed(const std::vector<uint32_t>& numbers) {
-  std::string text;
-  for (const uint32_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
-  return text;
-}
-std::vector<uint32_t> WithoutBase(const Generation& generation) {
-  std::vector<uint32_t> layers;
-  for (uint32_t layer = 0; layer < generation.manifest().layers.size(); ++layer)
-    if (generation.Probe(layer, Encoding::kBase).presence == Presence::kAbsent)
-      layers.push_back(layer);
-  return layers;
+// What should be there, and what is.
+struct Completeness {
+  Coverage coverage;                   // of the layers that should be there
+  std::vector<Tier> tiers;             // of them, those that should be
+  std::vector<uint32_t> without_base;  // of all layers
+
+  bool complete() const {
+    return coverage.layers_without_record.empty() &&
+           std::ranges::all_of(tiers, [this](Tier tier) { return coverage.Of(tier).complete(); });
+  }
+};
+
+Result<Completeness> FindMissing(const Context& context, const Generation& generation) {
+  const Options& options = context.options;
+  HP_ASSIGN(const std::vector<uint32_t> layers,
+            SelectLayers(options.layers, generation.manifest()));
+  return Completeness{.coverage = ProbeCoverage(generation, layers),
+                      .tiers = options.tiers,
+                      .without_base = ProbeCoverage(generation).base.Layers(Presence::kAbsent)};
 }
 
-void PrintJson(const VerifyReport& report, const SourceReport& source, bool with_source,
-               const std::vector<uint32_t>& without_base) {
-  nlohmann::ordered_json json;
-  json["layers_without_base"] = without_base;
+Json FindingJson(const VerifyFinding& finding) {
+  Json entry;
+  entry["file"] = finding.file;
+  entry["layer"] = finding.layer;
+  if (finding.rank) entry["rank"] = *finding.rank;
+  entry["chunk"] = finding.chunk ? Json(*finding.chunk) : Json();
+  entry["what"] = finding.status.what();
+  if (finding.status.offset()) entry["offset"] = *finding.status.offset();
+  entry["expected"] = finding.status.expected();
+  entry["found"] = finding.status.found();
+  return entry;
+}
+
+Json TierJson(const TierCoverage& tier) {
+  Json json{{"tier", TierName(tier.tier)},
+            {"files_total", tier.file_count},
+            {"files_present", tier.file_count_present},
+            {"layers_missing", tier.Layers(Presence::kAbsent)},
+            {"files_missing", Json::array()}};
+  for (const CoverageGap& gap : tier.gaps)
+    if (gap.presence == Presence::kAbsent) json["files_missing"].push_back(gap.file);
+  return json;
+}
+
+void PrintJson(const Generation& generation, const VerifyReport& report, const SourceReport& source,
+               bool with_source, const Completeness& found) {
+  Json json;
+  json["generation"] = ToHex(generation.id());
+  json["complete"] = found.complete();
+  json["tiers"] = {TierJson(found.coverage.base), TierJson(found.coverage.delta)};
+  json["layers_without_base"] = found.without_base;
+  json["layers_without_record"] = found.coverage.layers_without_record;
   json["files_checked"] = report.files_checked;
   json["chunks_checked"] = report.chunks_checked;
   json["bytes_checked"] = report.bytes_checked;
-  json["findings"] = nlohmann::ordered_json::array();
-  for (const VerifyFinding& finding : report.findings) {
-    nlohmann::ordered_json entry;
-    entry["file"] = finding.file;
-    entry["layer"] = finding.layer;
-    if (finding.rank) entry["rank"] = *finding.rank;
-    entry["chunk"] =
-        finding.chunk ? nlohmann::ordered_json(*finding.chunk) : nlohmann::ordered_json();
-    entry["what"] = finding.status.what();
-    if (finding.status.offset()) entry["offset"] = *finding.status.offset();
-    entry["expected"] = finding.status.expected();
-    entry["found"] = finding.status.found();
-    json["findings"].push_back(std::move(entry));
-  }
+  json["findings"] = Json::array();
+  for (const VerifyFinding& finding : report.findings)
+    json["findings"].push_back(FindingJson(finding));
   if (with_source)
     json["source"] = {{"layers_checked", source.layers_checked},
                       {"layers_without_record", source.layers_without_record},
                       {"tensors_checked", source.tensors_checked},
                       {"bytes_checked", source.bytes_checked}};
-  PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  PrintLine(json.dump(2, ' ', false, Json::error_handler_t::replace));
 }
 
-}  // namespace
+// The files of these tiers that are not there.
+void PrintMissingFiles(const Completeness& found, const std::vector<Tier>& tiers) {
+  constexpr size_t kNamesMax = 12;
+  std::vector<std::string> names;
+  for (const Tier tier : tiers)
+    for (const CoverageGap& gap : found.coverage.Of(tier).gaps)
+      if (gap.presence == Presence::kAbsent) names.push_back(gap.file);
+  for (size_t i = 0; i < std::min(names.size(), kNamesMax); ++i) PrintLine("      " + names[i]);
+  if (names.size() > kNamesMax)
+    PrintLine(Text("      and {} more: --json names all", names.size() - kNamesMax));
+}
 
-Result<void> RunVerify(const Context& context) {
-  const Options& options = context.options;
-  HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
-  HP_ASSIGN(const std::string name, ChooseGeneration(context, store));
-  HP_ASSIGN(const Generation generation, store.OpenGeneration(name, OpenOptionsOf(context)));
-  WorkerPool pool(options.workers);
-  Progress progress;
-  VerifyReport report;
-  SourceReport source;
-  {
-    const ProgressDisplay display(progress, options.common, options.stall_seconds);
-    progress.Begin("verifying", 0);
-    const ByteProgress on_bytes = [&progress](uint64_t done, uint64_t total) {
-      progress.bytes_total = total;
-      progress.bytes_done = done;
-    };
-    HP_ASSIGN(report, generation.Verify(pool, &context.cancel, on_bytes));
-    if (!options.source.empty() && report.findings.empty()) {
-      HP_ASSIGN(source, VerifyPairing(context, generation, pool, &progress));
-    }
+// Layers that a build was not asked for, or has not come to, look like layers that were lost: only
+// --complete makes a fault of them.
+void PrintCompleteness(const Options& options, const Generation& generation,
+                       const Completeness& found) {
+  std::vector<Tier> missing;
+  for (const Tier tier : {Tier::kBase, Tier::kDelta}) {
+    const TierCoverage& files = found.coverage.Of(tier);
+    const bool expected = options.complete ? std::ranges::count(found.tiers, tier) > 0
+                                           : tier == Tier::kBase || files.file_count_present > 0;
+    if (expected && !files.complete()) missing.push_back(tier);
   }
-  const std::vector<uint32_t> without_base = WithoutBase(generation);
-  if (options.common.json) {
-    PrintJson(report, source, !options.source.empty(), without_base);
+  const std::string counts = DescribeCoverage(found.coverage, generation.manifest());
+  if (missing.empty()) {
+    if (!options.common.quiet) PrintLine("OK    " + counts);
   } else {
-    for (const VerifyFinding& finding : report.findings)
-      PrintLine("BAD   " + finding.status.ToString());
-    if (report.findings.empty() && !options.common.quiet) {
-      PrintLine(Text("OK    {}, {}, {}", Counted(report.files_checked, "files"),
-                     Counted(report.chunks_checked, "chunks"), FormatBytes(report.bytes_checked)));
-      if (!options.source.empty())
-        PrintLine(Text("OK    built from {}: {} of {}, {}", options.source,
-                       Counted(source.tensors_checked, "tensors"),
-                       Counted(source.layers_checked, "layers"),
-                       FormatBytes(source.bytes_checked)));
-    }
+    PrintLine((options.complete ? "BAD   " : "WARN  ") + counts);
+    PrintMissingFiles(found, missing);
   }
-  if (!without_base.empty() && !options.common.json)
+  for (const uint32_t layer : found.coverage.layers_without_record)
     PrintLine(
-        Text("WARN  {} without a base tier: {}; a boot needs --checkpoint, or --layers that "
-             "are there",
-             Counted(without_base.size(), "layers"), Listed(without_base)));
+        Text("BAD   layer {} has no source record: nothing proves what its files were built "
+             "from\n      {}",
+             layer, generation.SourceRecordPath(layer)));
+  if (options.complete || missing.empty()) return;
+  if (!found.without_base.empty())
+    PrintLine("      a boot needs --checkpoint, or --layers that are there");
+  PrintLine(
+      "      that may be all that was built so far: `verify --complete` fails when anything is "
+      "missing");
+}
+
+Result<void> CheckFindings(const Generation& generation, const VerifyReport& report) {
   if (report.findings.empty()) return {};
   const std::string findings = Counted(report.findings.size(), "findings");
   // A file that could not be read says nothing about its content: never advise to remove it.
@@ -130,6 +160,91 @@ Result<void> RunVerify(const Context& context) {
                   .File(generation.directory())
                   .Advice("remove the files named above and run `hotplane build` again: only "
                           "their layers are built"));
+}
+
+std::string LayersText(const std::vector<uint32_t>& layers, const Manifest& manifest) {
+  return Text("layer{} {}", layers.size() == 1 ? "" : "s", LayerListText(layers, manifest));
+}
+
+Result<void> CheckComplete(const Options& options, const Generation& generation,
+                           const Completeness& found) {
+  const std::vector<uint32_t>& without_record = found.coverage.layers_without_record;
+  if (!without_record.empty())
+    return Fail(Status::Data("layers have no source record")
+                    .File(generation.directory())
+                    .Expected("a .source file beside the layer files of each layer")
+                    .Found("none of " + LayersText(without_record, generation.manifest()))
+                    .Advice("bring the files back from a copy of the store; or remove these "
+                            "layers' files and run `hotplane build` again"));
+  if (!options.complete || found.complete()) return {};
+  HP_ASSIGN(const std::vector<uint32_t> layers,
+            SelectLayers(options.layers, generation.manifest()));
+  std::string tiers;
+  for (const Tier tier : found.tiers)
+    tiers += Text("{}{}", tiers.empty() ? "" : " and ", TierName(tier));
+  return Fail(
+      Status::Data("the store is not complete")
+          .File(generation.directory())
+          .Expected(Text("{} of {}", tiers, LayersText(layers, generation.manifest())))
+          .Found(DescribeCoverage(found.coverage, generation.manifest()))
+          .Advice("`hotplane build` of the checkpoint builds what is missing; where less is meant "
+                  "to be there, say so by --layers and --tiers"));
+}
+
+struct Verified {
+  VerifyReport report;
+  SourceReport source;
+};
+
+Result<Verified> VerifyAll(const Context& context, const Generation& generation) {
+  const Options& options = context.options;
+  WorkerPool pool(options.workers);
+  Progress progress;
+  Verified verified;
+  const ProgressDisplay display(progress, options.common, options.stall_seconds);
+  progress.Begin("verifying", 0);
+  const ByteProgress on_bytes = [&progress](uint64_t done, uint64_t total) {
+    progress.bytes_total = total;
+    progress.bytes_done = done;
+  };
+  HP_ASSIGN(verified.report, generation.Verify(pool, &context.cancel, on_bytes));
+  if (!options.source.empty() && verified.report.findings.empty()) {
+    HP_ASSIGN(verified.source, VerifyPairing(context, generation, pool, &progress));
+  }
+  return verified;
+}
+
+void PrintVerified(const Options& options, const Verified& verified) {
+  const auto& [report, source] = verified;
+  for (const VerifyFinding& finding : report.findings)
+    PrintLine("BAD   " + finding.status.ToString());
+  if (!report.findings.empty() || options.common.quiet) return;
+  PrintLine(Text("OK    {}, {}, {}", Counted(report.files_checked, "files"),
+                 Counted(report.chunks_checked, "chunks"), FormatBytes(report.bytes_checked)));
+  if (options.source.empty()) return;
+  PrintLine(Text("OK    built from {}: {} of {}, {}", options.source,
+                 Counted(source.tensors_checked, "tensors"),
+                 Counted(source.layers_checked, "layers"), FormatBytes(source.bytes_checked)));
+}
+
+}  // namespace
+
+Result<void> RunVerify(const Context& context) {
+  const Options& options = context.options;
+  HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
+  HP_ASSIGN(const std::string name, ChooseGeneration(context, store));
+  HP_ASSIGN(const Generation generation, store.OpenGeneration(name, OpenOptionsOf(context)));
+  HP_TRY(SelectLayers(options.layers, generation.manifest()));
+  HP_ASSIGN(const Verified verified, VerifyAll(context, generation));
+  HP_ASSIGN(const Completeness found, FindMissing(context, generation));
+  if (options.common.json) {
+    PrintJson(generation, verified.report, verified.source, !options.source.empty(), found);
+  } else {
+    PrintVerified(options, verified);
+    PrintCompleteness(options, generation, found);
+  }
+  HP_TRY(CheckFindings(generation, verified.report));
+  return CheckComplete(options, generation, found);
 }
 
 }  // namespace hotplane::cli

@@ -28,9 +28,6 @@ inline constexpr std::array<std::string_view, 6> kPlanesCacheParts = {"planes13"
                                                                       "sc2",      "fp13", "fp2"};
 inline constexpr size_t kPlanesCacheBaseParts = 4;
 
-// The scheme of manifests of imported planes.
-inline constexpr char kPlanesCacheScheme[] = "moe-w2-planes-cache";
-
 struct PlanesCacheMeta {
   // Versions from 3 on have digests beside the files.
   static constexpr uint32_t kVersionMax = 3;

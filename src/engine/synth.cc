@@ -121,7 +121,7 @@ Manifest SynthManifest(const SynthStoreOptions& options) {
       Text("synthetic E={} H={} I={} layers={} seed={}", options.geometry.experts,
            options.geometry.hidden, options.geometry.intermediate, options.layers, options.seed));
   manifest.identity.abi = kPlaneAbiName;
-  manifest.scheme = "synthetic";
+  manifest.scheme = kSyntheticScheme;
   if (options.geometry.biases) manifest.activation = {ActivationKind::kSwigluOai, 7, 1.702};
   for (uint32_t l = 0; l < options.layers; ++l) {
     ManifestLayer layer;

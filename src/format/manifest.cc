@@ -359,6 +359,10 @@ std::string IdentityPreimage(const Identity& identity) {
 
 Digest128 GenerationOf(const Identity& identity) { return Digest(IdentityPreimage(identity)); }
 
+bool BuiltFromCheckpoint(const Manifest& manifest) {
+  return manifest.scheme != kPlanesCacheScheme && manifest.scheme != kSyntheticScheme;
+}
+
 std::string EncodeManifest(const Manifest& manifest) {
   Json activation = {{"kind", ActivationName(manifest.activation.kind)}};
   if (manifest.activation.kind != ActivationKind::kSiluGated) {

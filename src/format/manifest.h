@@ -49,6 +49,13 @@ struct Manifest {
   bool operator==(const Manifest&) const = default;
 };
 
+// Schemes of generations that no checkpoint was read for: planes that were imported, and random
+// ones.
+inline constexpr char kPlanesCacheScheme[] = "moe-w2-planes-cache";
+inline constexpr char kSyntheticScheme[] = "synthetic";
+// Layers of such a generation have a source record.
+bool BuiltFromCheckpoint(const Manifest& manifest);
+
 // The bytes of the published file. Canonical: equal manifests give equal bytes.
 std::string EncodeManifest(const Manifest& manifest);
 // kData naming `file` when the seal, the JSON, a field or the identity's own digest is wrong.

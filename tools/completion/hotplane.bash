@@ -15,7 +15,7 @@ _hotplane_options() {
       ;;
     warm) echo "$general --generation --rank --tiers --workers" ;;
     inspect) echo "$general --generation" ;;
-    verify) echo "$general --generation --source --workers" ;;
+    verify) echo "$general --generation --source --complete --layers --tiers --workers" ;;
     export)
       echo "$general --generation --rank --layer --part --expert --encoded --out --hf --checkpoint
         --precision --shard-size --planes-cache --checkpoint-id --tiers --delta --workers"
