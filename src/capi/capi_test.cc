@@ -535,6 +535,11 @@ TEST_F(CapiTest, TheOperatorTakesWhatIsRightAndRefusesTheRest) {
     ASSERT_EQ(unsetenv("HOTPLANE_ISA"), 0);
     const bool known = isa == std::string("scalar");
     EXPECT_EQ(hotplane_moe_forward(engine, &call), known ? HOTPLANE_OK : HOTPLANE_USAGE);
+    if (!known) {
+      const std::string text = hotplane_last_error();
+      EXPECT_NE(text.find("HOTPLANE_ISA=mmx"), std::string::npos) << text;
+      EXPECT_NE(text.find("unset it"), std::string::npos) << text;
+    }
     EXPECT_EQ(y, best);
     hotplane_close(engine);
   }

@@ -86,7 +86,10 @@ int Run(int argc, char** argv) {
   InstallLog(outcome.options->common);
   for (const std::string& note : outcome.notes) Log(LogLevel::kInfo, "{}", note);
   const Result<void> result = Run(*outcome.options);
-  const int exit_code = result ? 0 : ReportFailure(result.error(), outcome.options->common);
+  const int exit_code = result
+                            ? 0
+                            : ReportFailure(WithSettings(result.error(), outcome.options->settings),
+                                            outcome.options->common);
   SetLogSink({});
   return exit_code;
 }

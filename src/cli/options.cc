@@ -2,56 +2,18 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
-#include <cmath>
+#include <cstdlib>
 #include <numeric>
 #include <utility>
 
 #include "base/format_text.h"
 #include "base/number_text.h"
 #include "base/units.h"
+#include "cli/option_values.h"
 #include "format/layer_file.h"
 
 namespace hotplane::cli {
 namespace {
-
-// Where the reference system has a variable of the same meaning, it is read after ours.
-struct EnvironmentTwin {
-  const char* ours;
-  const char* reference;
-};
-constexpr EnvironmentTwin kTwins[] = {
-    {"HOTPLANE_WORKERS", "VLLM_MOE_W2_BUILD_WORKERS"},
-    {"HOTPLANE_BATCH", "VLLM_MOE_W2_BUILD_BATCH_SIZE"},
-    {"HOTPLANE_ZERO_MODE", "VLLM_MOE_W2_ZERO_MODE"},
-    {"HOTPLANE_CHECKPOINT_ID", "VLLM_MOE_W2_CKPT_ID"},
-};
-
-void HonourReferenceVariables(std::vector<std::string>* notes) {
-  for (const EnvironmentTwin& twin : kTwins) {
-    const char* const value = std::getenv(twin.reference);
-    if (value == nullptr) continue;
-    if (std::getenv(twin.ours) != nullptr) {
-      notes->push_back(Text("{} is set: {} is not used", twin.ours, twin.reference));
-      continue;
-    }
-    setenv(twin.ours, value, 0);
-    notes->push_back(
-        Text("{}={} from the environment stands for {}", twin.reference, value, twin.ours));
-  }
-}
-
-// The library behind the options reads 010 as eight.
-const CLI::Validator kDecimal(
-    [](const std::string& text) {
-      uint64_t value = 0;
-      const char* const end = text.data() + text.size();
-      const auto [stopped, error] = std::from_chars(text.data(), end, value);
-      const bool leading_zero = text.size() > 1 && text[0] == '0';
-      if (error == std::errc() && stopped == end && !leading_zero) return std::string();
-      return Text("{} is not a decimal number without leading zeros that fits in 64 bits", text);
-    },
-    "");
 
 // Layers are cut along a dimension of at most 2^20 into multiples of 64.
 constexpr uint32_t kRanksMax = 1u << 14;
@@ -113,6 +75,7 @@ class Parser {
                        const char* example);
   void AddBuild();
   void AddBoot();
+  void AddPlaces(CLI::App* app);
   void AddWarm();
   void AddInspect();
   void AddVerify();
@@ -129,14 +92,18 @@ class Parser {
   void AddGeneration(CLI::App* app);
   void AddRank(CLI::App* app, const char* description);
   void AddWorkers(CLI::App* app);
+  void AddStallTimeout(CLI::App* app);
   void AddBuilding(CLI::App* app, const char* delta_default);
-  void ForgetTwinsOfOthers(int argc, char** argv);
+  CLI::Option* Takes(CLI::Option* option, const Accepted& accepted);
+  void ReadEnvironment(int argc, char** argv, std::vector<std::string>* notes);
+  const CLI::App* Given(int argc, char** argv) const;
+  const Setting* SettingFor(const std::string& option) const;
+  Status RefusedValue() const;
   Result<void> Finish();
   std::string FirstUnknown(const CLI::App* given, int argc, char** argv) const;
   Result<void> FinishTiers();
   Result<void> FinishBoot();
   Result<void> FinishExport();
-  Result<void> CheckCacheTiers() const;
   Result<void> FinishImport();
 
   CLI::App app_{
@@ -145,7 +112,23 @@ class Parser {
   std::vector<std::pair<Command, CLI::App*>> commands_;
   Options options_;
   Raw raw_;
+
+  struct Refused {
+    const CLI::Option* option;
+    std::string value;
+    std::string expected;
+  };
+  std::optional<Refused> refused_;  // the first value that its option does not take
 };
+
+CLI::Option* Parser::Takes(CLI::Option* option, const Accepted& accepted) {
+  const auto check = [this, option, accepted](const std::string& value) {
+    if (accepted.fits(value)) return std::string();
+    if (!refused_) refused_ = Refused{option, value, accepted.expected};
+    return accepted.expected;
+  };
+  return option->check(CLI::Validator(check, ""));
+}
 
 CLI::App* Parser::AddCommand(Command command, const char* name, const char* description,
                              const char* example) {
@@ -157,9 +140,10 @@ CLI::App* Parser::AddCommand(Command command, const char* name, const char* desc
   app->add_flag("--json", options_.common.json, "One JSON object on stdout, logs on stderr");
   app->add_flag("-q,--quiet", options_.common.quiet, "Errors only");
   app->add_flag("-v,--verbose", options_.common.verbose, "Say more");
-  app->add_option("--isa", options_.common.isa,
-                  "Force an instruction set; `hotplane doctor` lists them")
-      ->envname("HOTPLANE_ISA");
+  Takes(app->add_option("--isa", options_.common.isa,
+                        "Force an instruction set; `hotplane doctor` lists them")
+            ->envname("HOTPLANE_ISA"),
+        InstructionSet());
   commands_.emplace_back(command, app);
   return app;
 }
@@ -171,17 +155,22 @@ void Parser::AddGeneration(CLI::App* app) {
 }
 
 void Parser::AddRank(CLI::App* app, const char* description) {
-  app->add_option("--rank", options_.rank, description)
-      ->envname("HOTPLANE_RANK")
-      ->check(kDecimal)
-      ->check(CLI::Range(0u, kRanksMax - 1));
+  Takes(app->add_option("--rank", options_.rank, description)->envname("HOTPLANE_RANK"),
+        DecimalFrom(0, kRanksMax - 1));
 }
 
 void Parser::AddWorkers(CLI::App* app) {
-  app->add_option("--workers", options_.workers, "Threads; 0: the CPUs this process may use")
-      ->envname("HOTPLANE_WORKERS")
-      ->check(kDecimal)
-      ->check(CLI::Range(0, 1024));
+  Takes(app->add_option("--workers", options_.workers, "Threads; 0: the CPUs this process may use")
+            ->envname("HOTPLANE_WORKERS"),
+        DecimalFrom(0, 1024));
+}
+
+void Parser::AddStallTimeout(CLI::App* app) {
+  Takes(app->add_option("--stall-timeout", options_.stall_seconds,
+                        "Seconds without progress after which it gives up; 0: never")
+            ->capture_default_str()
+            ->envname("HOTPLANE_STALL_TIMEOUT"),
+        Seconds());
 }
 
 void Parser::AddTrace(CLI::App* app) {
@@ -190,9 +179,10 @@ void Parser::AddTrace(CLI::App* app) {
 }
 
 void Parser::AddDevice(CLI::App* app, const char* description) {
-  app->add_option("--device", raw_.device, description)
-      ->capture_default_str()
-      ->envname("HOTPLANE_DEVICE");
+  Takes(app->add_option("--device", raw_.device, description)
+            ->capture_default_str()
+            ->envname("HOTPLANE_DEVICE"),
+        Device());
 }
 
 void Parser::AddBuild() {
@@ -204,41 +194,39 @@ void Parser::AddBuild() {
       ->required()
       ->envname("HOTPLANE_STORE");
   app->add_option("--layers", options_.layers, "A-B, a list such as 0,4-7, main, or mtp");
-  app->add_option("--tiers", raw_.tiers, "Tiers to build: base, delta or base,delta")
-      ->default_str("base,delta")
-      ->envname("HOTPLANE_TIERS");
-  app->add_option("--tp", options_.tp, "Cut the experts into shards for so many ranks")
-      ->capture_default_str()
-      ->envname("HOTPLANE_TP")
-      ->check(kDecimal)
-      ->check(CLI::Range(1u, kRanksMax));
+  Takes(app->add_option("--tiers", raw_.tiers, "Tiers to build: base, delta or base,delta")
+            ->default_str("base,delta")
+            ->envname("HOTPLANE_TIERS"),
+        TierList());
+  Takes(app->add_option("--tp", options_.tp, "Cut the experts into shards for so many ranks")
+            ->capture_default_str()
+            ->envname("HOTPLANE_TP"),
+        DecimalFrom(1, kRanksMax));
   AddDevice(app, "Where matrices are quantized: cpu, cuda, or cuda:N");
   AddBuilding(app, "quintal");
 }
 
 // What `build` takes, and `boot` for what it may have to build.
 void Parser::AddBuilding(CLI::App* app, const char* delta_default) {
-  app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
-      ->default_str(delta_default)
-      ->envname("HOTPLANE_DELTA");
-  app->add_option("--zero-mode", raw_.zero_mode, "Sign of exact zeros: auto, sign or alt")
-      ->default_str("auto")
-      ->envname("HOTPLANE_ZERO_MODE");
+  Takes(app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
+            ->default_str(delta_default)
+            ->envname("HOTPLANE_DELTA"),
+        OneOf({"quintal", "nibble"}));
+  Takes(app->add_option("--zero-mode", raw_.zero_mode, "Sign of exact zeros: auto, sign or alt")
+            ->default_str("auto")
+            ->envname("HOTPLANE_ZERO_MODE"),
+        OneOf({"auto", "sign", "alt"}));
   AddWorkers(app);
-  app->add_option("--batch", options_.batch, "Layers that begin to be built together")
-      ->capture_default_str()
-      ->envname("HOTPLANE_BATCH")
-      ->check(kDecimal)
-      ->check(CLI::Range(1, 100000));
-  app->add_option("--staging-limit", raw_.staging_limit,
-                  "Memory for tensors in flight, such as 512M or 2G")
-      ->capture_default_str()
-      ->envname("HOTPLANE_STAGING_LIMIT");
-  app->add_option("--stall-timeout", options_.stall_seconds,
-                  "Seconds without progress after which it gives up; 0: never")
-      ->capture_default_str()
-      ->envname("HOTPLANE_STALL_TIMEOUT")
-      ->check(CLI::NonNegativeNumber);
+  Takes(app->add_option("--batch", options_.batch, "Layers that begin to be built together")
+            ->capture_default_str()
+            ->envname("HOTPLANE_BATCH"),
+        DecimalFrom(1, 100000));
+  Takes(app->add_option("--staging-limit", raw_.staging_limit,
+                        "Memory for tensors in flight, such as 512M or 2G")
+            ->capture_default_str()
+            ->envname("HOTPLANE_STAGING_LIMIT"),
+        OrAuto(SizeAboveZero()));
+  AddStallTimeout(app);
   app->add_flag("--no-lock", options_.no_lock,
                 "Build without file locks, where the file system refuses them");
   AddTrace(app);
@@ -257,37 +245,52 @@ void Parser::AddBoot() {
   AddGeneration(app);
   app->add_option("--layers", options_.layers, "A-B, a list such as 0,4-7, main, or mtp");
   AddRank(app, "Rank of a sharded store; of torchrun, MPI or Slurm where not given");
-  app->add_option("--world", options_.world, "Number of ranks; of the store where not given")
-      ->envname("HOTPLANE_WORLD")
-      ->check(kDecimal)
-      ->check(CLI::Range(1u, kRanksMax));
-  app->add_option("--experts", raw_.experts, "A-B: only these experts of each layer");
-  app->add_option("--tiers", raw_.tiers, "Tiers wanted: base, delta or base,delta")
-      ->default_str("base,delta with --checkpoint or an option of the delta tier, else base")
-      ->envname("HOTPLANE_TIERS");
+  Takes(app->add_option("--world", options_.world, "Number of ranks; of the store where not given")
+            ->envname("HOTPLANE_WORLD"),
+        DecimalFrom(1, kRanksMax));
+  Takes(app->add_option("--experts", raw_.experts, "A-B: only these experts of each layer"),
+        ExpertRangeText());
+  Takes(app->add_option("--tiers", raw_.tiers, "Tiers wanted: base, delta or base,delta")
+            ->default_str("base,delta with --checkpoint or an option of the delta tier, else base")
+            ->envname("HOTPLANE_TIERS"),
+        TierList());
   app->add_option("--delta-layers", options_.delta_layers,
                   "Layers whose delta tier is wanted; all of them otherwise");
   app->add_option("--no-delta-layers", options_.no_delta_layers,
                   "Layers whose delta tier is not wanted");
-  app->add_option("--pin-delta", raw_.pin_delta,
-                  "Cache of delta records in host memory, filled by the boot; 0: none")
-      ->capture_default_str()
-      ->envname("HOTPLANE_PIN_DELTA");
-  AddDevice(app, "Where the base lands: cpu, cuda, or cuda:N");
-  app->add_option("--base", raw_.base,
-                  "Where the base lives: device, host, or auto (the host takes what does not fit)")
-      ->capture_default_str();
-  app->add_option("--memory", raw_.memory, "Device memory to use")->capture_default_str();
-  app->add_option("--reserve", raw_.reserve, "Of it, how much stays free")->capture_default_str();
-  app->add_flag("--map", options_.map, "Serve from the page cache: --base host");
-  app->add_option("--cache", raw_.cache,
-                  "Cold layers: keep them in the page cache, bypass it, or auto: keep what fits")
-      ->capture_default_str()
-      ->envname("HOTPLANE_CACHE");
-  app->add_option("--verify", raw_.verify, "Which chunks to verify: all or none")
-      ->capture_default_str();
+  AddPlaces(app);
+  Takes(app->add_option("--verify", raw_.verify, "Which chunks to verify: all or none")
+            ->capture_default_str(),
+        OneOf({"all", "none"}));
   app->add_flag("--dry-run", options_.dry_run, "Print the plan; read no data, change nothing");
   AddBuilding(app, "whichever is there, else quintal");
+}
+
+// Where a boot puts what it reads.
+void Parser::AddPlaces(CLI::App* app) {
+  Takes(app->add_option("--pin-delta", raw_.pin_delta,
+                        "Cache of delta records in host memory, filled by the boot; 0: none")
+            ->capture_default_str()
+            ->envname("HOTPLANE_PIN_DELTA"),
+        Size());
+  AddDevice(app, "Where the base lands: cpu, cuda, or cuda:N");
+  Takes(app->add_option(
+               "--base", raw_.base,
+               "Where the base lives: device, host, or auto (the host takes what does not fit)")
+            ->capture_default_str(),
+        OneOf({"device", "host", "auto"}));
+  Takes(app->add_option("--memory", raw_.memory, "Device memory to use")->capture_default_str(),
+        OrAuto(SizeAboveZero()));
+  Takes(app->add_option("--reserve", raw_.reserve, "Of it, how much stays free")
+            ->capture_default_str(),
+        OrAuto(Size()));
+  app->add_flag("--map", options_.map, "Serve from the page cache: --base host");
+  Takes(app->add_option(
+               "--cache", raw_.cache,
+               "Cold layers: keep them in the page cache, bypass it, or auto: keep what fits")
+            ->capture_default_str()
+            ->envname("HOTPLANE_CACHE"),
+        OneOf({"keep", "bypass", "auto"}));
 }
 
 void Parser::AddWarm() {
@@ -296,8 +299,9 @@ void Parser::AddWarm() {
   app->add_option("DIR", options_.path, "The store")->required();
   AddGeneration(app);
   AddRank(app, "Of a sharded store only this rank's files; all otherwise");
-  app->add_option("--tiers", raw_.tiers, "Tiers to read: base, delta or base,delta")
-      ->default_str("base");
+  Takes(app->add_option("--tiers", raw_.tiers, "Tiers to read: base, delta or base,delta")
+            ->default_str("base"),
+        TierList());
   AddWorkers(app);
 }
 
@@ -343,12 +347,13 @@ void Parser::AddExport() {
   AddGeneration(app);
   AddRank(app, "Rank of a sharded store; of torchrun, MPI or Slurm where not given");
   CLI::Option* const layer =
-      app->add_option("--layer", options_.layer, "Ordinal of the layer")->check(kDecimal);
+      Takes(app->add_option("--layer", options_.layer, "Ordinal of the layer"),
+            DecimalFrom(0, UINT32_MAX));
   CLI::Option* const part = app->add_option(
       "--part", options_.part, "planes13, sc13, planes2, sc2, bias13, bias2, fp13 or fp2");
-  CLI::Option* const expert =
-      app->add_option("--expert", options_.expert, "One expert; all of them in order otherwise")
-          ->check(kDecimal);
+  CLI::Option* const expert = Takes(
+      app->add_option("--expert", options_.expert, "One expert; all of them in order otherwise"),
+      DecimalFrom(0, UINT32_MAX));
   CLI::Option* const out = app->add_option("--out", options_.out, "File to write");
   CLI::Option* const encoded = app->add_flag("--encoded", options_.encoded,
                                              "fp parts as stored instead of as nibble planes");
@@ -357,10 +362,12 @@ void Parser::AddExport() {
   CLI::Option* const checkpoint = app->add_option(
       "--checkpoint", options_.checkpoint, "What the store was built from: all but the experts");
   CLI::Option* const precision =
-      app->add_option("--precision", options_.precision, "base, fp4, or mixed:MAP.json");
+      Takes(app->add_option("--precision", options_.precision, "base, fp4, or mixed:MAP.json"),
+            Precision());
   CLI::Option* const shard_size =
-      app->add_option("--shard-size", raw_.hf_shard_size, "Largest file of the folder");
-  shard_size->capture_default_str();
+      Takes(app->add_option("--shard-size", raw_.hf_shard_size, "Largest file of the folder")
+                ->capture_default_str(),
+            SizeAboveZero());
   AddWorkers(app);
   for (CLI::Option* option : {checkpoint, precision, shard_size}) option->needs(hf);
   hf->needs(checkpoint)->needs(precision);
@@ -375,12 +382,14 @@ CLI::Option* Parser::AddPlanesCacheExport(CLI::App* app) {
   app->add_option("--checkpoint-id", options_.checkpoint_id,
                   "What vLLM-MoET calls its checkpoint; as the store was imported where not given")
       ->envname("HOTPLANE_CHECKPOINT_ID");
-  app->add_option("--tiers", raw_.tiers, "Of a planes cache: base,delta or base")
-      ->default_str("base,delta")
-      ->needs(cache);
-  app->add_option("--delta", raw_.delta, "FP4 of a planes cache: quintal or nibble")
-      ->default_str("as it is stored")
-      ->needs(cache);
+  Takes(app->add_option("--tiers", raw_.tiers, "Of a planes cache: base,delta or base")
+            ->default_str("base,delta")
+            ->needs(cache),
+        OneOf({"base,delta", "delta,base", "base"}));
+  Takes(app->add_option("--delta", raw_.delta, "FP4 of a planes cache: quintal or nibble")
+            ->default_str("as it is stored")
+            ->needs(cache),
+        OneOf({"quintal", "nibble"}));
   return cache;
 }
 
@@ -401,29 +410,29 @@ void Parser::AddSynth() {
   app->add_option("--geometry", options_.geometry,
                   "ds4-flash, glm-5.2, kimi-k2, gpt-oss-120b, or E,H,I")
       ->required();
-  app->add_option("--layers", options_.layer_count, "Number of MoE layers")
-      ->required()
-      ->check(kDecimal)
-      ->check(CLI::Range(1, 1000));
+  Takes(app->add_option("--layers", options_.layer_count, "Number of MoE layers")->required(),
+        DecimalFrom(1, 1000));
   CLI::Option* const tiers =
-      app->add_option("--tiers", raw_.tiers, "base,delta; of a store")->default_str("base");
+      Takes(app->add_option("--tiers", raw_.tiers, "base,delta; of a store")->default_str("base"),
+            TierList());
   CLI::Option* const delta =
-      app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
-          ->default_str("quintal");
+      Takes(app->add_option("--delta", raw_.delta, "Encoding of the delta tier: quintal or nibble")
+                ->default_str("quintal"),
+            OneOf({"quintal", "nibble"}));
   CLI::Option* const checkpoint =
-      app->add_option("--checkpoint", options_.checkpoint_format,
-                      "Write a checkpoint instead of a store: mxfp4, nvfp4, fp8 or bf16");
-  app->add_option("--mtp", options_.mtp_count, "MTP layers of a checkpoint, further ones")
-      ->needs(checkpoint)
-      ->check(kDecimal)
-      ->check(CLI::Range(0, 16));
-  app->add_option("--shard-size", raw_.shard_size, "Largest checkpoint file")
-      ->needs(checkpoint)
-      ->capture_default_str();
+      Takes(app->add_option("--checkpoint", options_.checkpoint_format,
+                            "Write a checkpoint instead of a store: mxfp4, nvfp4, fp8 or bf16"),
+            OneOf({"mxfp4", "nvfp4", "fp8", "bf16"}));
+  Takes(app->add_option("--mtp", options_.mtp_count, "MTP layers of a checkpoint, further ones")
+            ->needs(checkpoint),
+        DecimalFrom(0, 16));
+  Takes(app->add_option("--shard-size", raw_.shard_size, "Largest checkpoint file")
+            ->needs(checkpoint)
+            ->capture_default_str(),
+        Size());
   checkpoint->excludes(tiers)->excludes(delta);
-  app->add_option("--seed", options_.seed, "Seed of the random bytes")
-      ->capture_default_str()
-      ->check(kDecimal);
+  Takes(app->add_option("--seed", options_.seed, "Seed of the random bytes")->capture_default_str(),
+        DecimalFrom(0, UINT64_MAX));
   AddWorkers(app);
 }
 
@@ -478,16 +487,14 @@ void Parser::AddImport() {
                   "The model's config.json, or its folder: activation, top-k, and to compare with");
   app->add_option("--key", options_.key, "Prefix of a KEY, where the cache has several models");
   AddRank(app, "Import this rank's folder alone; all of them otherwise");
-  app->add_option("--tiers", raw_.tiers, "base,delta, or base: leave the FP4 files where they are")
-      ->default_str("base,delta");
+  Takes(app->add_option("--tiers", raw_.tiers,
+                        "base,delta, or base: leave the FP4 files where they are")
+            ->default_str("base,delta"),
+        OneOf({"base,delta", "delta,base", "base"}));
   app->add_flag("--move", options_.move,
                 "Remove each layer's files from the cache when its bytes in the store are proved");
   AddWorkers(app);
-  app->add_option("--stall-timeout", options_.stall_seconds,
-                  "Seconds without progress after which it gives up; 0: never")
-      ->capture_default_str()
-      ->envname("HOTPLANE_STALL_TIMEOUT")
-      ->check(CLI::NonNegativeNumber);
+  AddStallTimeout(app);
   app->add_flag("--no-lock", options_.no_lock,
                 "Import without file locks, where the file system refuses them");
 }
@@ -527,17 +534,9 @@ Result<void> Parser::FinishTiers() {
     options_.delta_encodings = {raw_.delta == "nibble" ? Encoding::kDeltaNibble
                                                        : Encoding::kDeltaQuintal};
   }
-  if (raw_.delta != "quintal" && raw_.delta != "nibble")
-    return Fail(Status::Usage(Text("--delta {}", raw_.delta)).Expected("quintal or nibble"));
   while (true) {
     const size_t comma = rest.find(',');
-    const std::string_view name = rest.substr(0, comma);
-    if (name != "base" && name != "delta")
-      return Fail(
-          Status::Usage(Text("--tiers {}", raw_.tiers)).Expected("base, delta, or base,delta"));
-    const Tier tier = name == "base" ? Tier::kBase : Tier::kDelta;
-    for (const Tier other : options_.tiers)
-      if (other == tier) return Fail(Status::Usage(Text("--tiers names {} twice", name)));
+    const Tier tier = rest.substr(0, comma) == "base" ? Tier::kBase : Tier::kDelta;
     options_.tiers.push_back(tier);
     options_.encodings.push_back(tier == Tier::kBase       ? Encoding::kBase
                                  : raw_.delta == "quintal" ? Encoding::kDeltaQuintal
@@ -555,27 +554,19 @@ Result<void> Parser::FinishTiers() {
 
 Result<void> Parser::FinishBoot() {
   HP_ASSIGN(options_.device, ParseDeviceName(raw_.device));
-  const std::optional<Residency> residency = ParseResidency(raw_.base);
-  if (!residency)
-    return Fail(Status::Usage(Text("--base {}", raw_.base)).Expected("device, host or auto"));
-  options_.base_residency = *residency;
+  options_.base_residency = ParseResidency(raw_.base).value_or(Residency::kAuto);
   if (raw_.memory != "auto") {
     HP_ASSIGN(options_.memory_bytes, ParseSize(raw_.memory));
-    if (options_.memory_bytes == 0)
-      return Fail(Status::Usage("--memory 0").Expected("a size above 0, or auto"));
   }
   if (raw_.reserve != "auto") {
     HP_ASSIGN(options_.reserve_bytes, ParseSize(raw_.reserve));
   }
+  options_.verify = raw_.verify == "all";
+  options_.cache = raw_.cache == "keep"     ? CacheMode::kKeep
+                   : raw_.cache == "bypass" ? CacheMode::kBypass
+                                            : CacheMode::kAuto;
   if (raw_.experts.empty()) return {};
-  const std::string_view text = raw_.experts;
-  const size_t dash = std::min(text.find('-'), text.size() - 1);
-  const std::optional<uint32_t> first = ParseDecimal(text.substr(0, dash));
-  const std::optional<uint32_t> last = ParseDecimal(text.substr(dash + 1));
-  if (!first || !last || *last < *first || *last == UINT32_MAX)
-    return Fail(Status::Usage(Text("--experts {}", raw_.experts))
-                    .Expected("A-B, A not above B, without leading zeros"));
-  options_.experts = ExpertRange{*first, *last + 1};
+  HP_ASSIGN(options_.experts, ParseExpertRange(raw_.experts));
   return {};
 }
 
@@ -583,78 +574,38 @@ Result<void> Parser::FinishExport() {
   const bool hf = !options_.hf.empty();
   HP_ASSIGN(options_.shard_bytes, ParseSize(hf ? raw_.hf_shard_size : raw_.shard_size));
   if (options_.command != Command::kExport) return {};
-  if (!options_.planes_cache.empty()) return CheckCacheTiers();
-  const char* const twin = std::getenv("HOTPLANE_CHECKPOINT_ID");
-  if (options_.checkpoint_id != (twin == nullptr ? "" : twin))
+  if (!options_.planes_cache.empty()) return {};
+  if (!options_.checkpoint_id.empty() && SettingFor("--checkpoint-id") == nullptr)
     return Fail(Status::Usage("--checkpoint-id requires --planes-cache"));
-  if (hf && options_.shard_bytes == 0)
-    return Fail(Status::Usage("--shard-size 0").Expected("a size above 0"));
   if (!hf && (!options_.layer || options_.part.empty() || options_.out.empty()))
     return Fail(Status::Usage("`export` is not told what to write")
                     .Expected("--layer, --part and --out for a part, --hf with --checkpoint and "
                               "--precision for a model, or --planes-cache")
                     .Advice("`hotplane export --help` has an example of each"));
-  if (!hf) return {};
-  constexpr std::string_view kMixed = "mixed:";
-  const bool named = options_.precision == "base" || options_.precision == "fp4";
-  const bool mixed =
-      options_.precision.starts_with(kMixed) && options_.precision.size() > kMixed.size();
-  if (!named && !mixed)
-    return Fail(Status::Usage(Text("--precision {}", options_.precision))
-                    .Expected("base, fp4, or mixed:MAP.json"));
-  return {};
-}
-
-// A planes cache without a base is none.
-Result<void> Parser::CheckCacheTiers() const {
-  const bool base =
-      std::find(options_.tiers.begin(), options_.tiers.end(), Tier::kBase) != options_.tiers.end();
-  if (!base)
-    return Fail(Status::Usage(Text("--tiers {}", raw_.tiers)).Expected("base or base,delta"));
   return {};
 }
 
 Result<void> Parser::FinishImport() {
   if (options_.command != Command::kImport) return {};
-  HP_TRY(CheckCacheTiers());
   if (options_.move && options_.tiers.size() == 1)
     return Fail(Status::Usage("--move with --tiers base would lose the FP4 files")
                     .Advice("import without --move, or both tiers"));
   return {};
 }
 
+// Each value is one that its option takes.
 Result<void> Parser::Finish() {
-  if (!std::isfinite(options_.stall_seconds))
-    return Fail(Status::Usage("--stall-timeout is not a number of seconds"));
   HP_TRY(FinishTiers());
   if (!raw_.zero_mode.empty()) {
     options_.zero_mode_given = ParseZeroMode(raw_.zero_mode);
-    if (!options_.zero_mode_given)
-      return Fail(
-          Status::Usage(Text("--zero-mode {}", raw_.zero_mode)).Expected("auto, sign or alt"));
-    options_.zero_mode = *options_.zero_mode_given;
+    options_.zero_mode = options_.zero_mode_given.value_or(ZeroMode::kAuto);
   }
   HP_TRY(FinishBoot());
   if (raw_.staging_limit != "auto") {
     HP_ASSIGN(options_.staging_limit_bytes, ParseSize(raw_.staging_limit));
-    if (options_.staging_limit_bytes == 0)
-      return Fail(Status::Usage("--staging-limit 0").Expected("a size above 0, or auto"));
   }
-  if (raw_.verify != "all" && raw_.verify != "none")
-    return Fail(Status::Usage(Text("--verify {}", raw_.verify)).Expected("all or none"));
-  options_.verify = raw_.verify == "all";
-  if (raw_.cache != "auto" && raw_.cache != "keep" && raw_.cache != "bypass")
-    return Fail(Status::Usage(Text("--cache {}", raw_.cache)).Expected("keep, bypass or auto"));
-  options_.cache = raw_.cache == "keep"     ? CacheMode::kKeep
-                   : raw_.cache == "bypass" ? CacheMode::kBypass
-                                            : CacheMode::kAuto;
   HP_TRY(FinishExport());
   HP_TRY(FinishImport());
-  constexpr std::string_view kSynthFormats[] = {"", "mxfp4", "nvfp4", "fp8", "bf16"};
-  if (std::find(std::begin(kSynthFormats), std::end(kSynthFormats), options_.checkpoint_format) ==
-      std::end(kSynthFormats))
-    return Fail(Status::Usage(Text("--checkpoint {}", options_.checkpoint_format))
-                    .Expected("mxfp4, nvfp4, fp8 or bf16"));
   if (options_.path.empty() && options_.command != Command::kDoctor)
     return Fail(Status::Usage("the path is empty"));
   return {};
@@ -673,19 +624,57 @@ std::optional<Status> RefuseEmptyAndRepeated(const CLI::App& app) {
   return std::nullopt;
 }
 
+// Whether the words of the command line give the option: "--workers 2" or "--workers=2".
+bool Gives(int argc, char** argv, const std::string& option) {
+  return std::any_of(argv + 1, argv + argc, [&](const std::string_view word) {
+    return word == option || word.starts_with(option + "=");
+  });
+}
+
 // Commands share the variables that their options set, and the parser reads the environment for all
-// commands: a twin would be taken for an option of a command that was not given, and win over the
-// option that was.
-void Parser::ForgetTwinsOfOthers(int argc, char** argv) {
-  const auto is_command = [this](const char* word) {
-    return std::any_of(commands_.begin(), commands_.end(),
-                       [word](const auto& entry) { return entry.second->get_name() == word; });
-  };
-  char** const given = std::find_if(argv + 1, argv + argc, is_command);
+// commands: a variable would be taken for an option of a command that was not given, and win over
+// the option that was.
+void Parser::ReadEnvironment(int argc, char** argv, std::vector<std::string>* notes) {
+  const CLI::App* const given = Given(argc, argv);
   for (const auto& [command, app] : commands_) {
-    if (given != argv + argc && app->get_name() == *given) continue;
-    for (CLI::Option* option : app->get_options()) option->envname("");
+    for (CLI::Option* option : app->get_options()) {
+      if (app != given) option->envname("");
+      const std::string variable = option->get_envname();
+      const std::string name = option->get_name();
+      if (variable.empty() || Gives(argc, argv, name)) continue;
+      for (const Setting& setting : SettingOf(name, variable, notes)) {
+        setenv(variable.c_str(), setting.value.c_str(), 1);
+        notes->push_back(Describe(setting));
+        options_.settings.push_back(setting);
+      }
+    }
   }
+}
+
+// The command that the first word which is no option names; null when it names none.
+const CLI::App* Parser::Given(int argc, char** argv) const {
+  char** const word =
+      std::find_if(argv + 1, argv + argc, [](const char* each) { return each[0] != '-'; });
+  if (word == argv + argc) return nullptr;
+  for (const auto& [command, app] : commands_)
+    if (app->get_name() == *word) return app;
+  return nullptr;
+}
+
+// What the environment gave for the option; null when it is not from there.
+const Setting* Parser::SettingFor(const std::string& option) const {
+  for (const Setting& setting : options_.settings)
+    if (setting.option == option) return &setting;
+  return nullptr;
+}
+
+// What was wrong with a value: of an option, or of the variable that stands for it.
+Status Parser::RefusedValue() const {
+  const auto& [option, value, expected] = *refused_;
+  const std::string name = option->get_name();
+  if (const Setting* const setting = SettingFor(name)) return RefusedSetting(*setting, expected);
+  if (value.empty()) return Status::Usage(Text("{} is empty", name)).Expected(expected);
+  return Status::Usage(Text("{} {}", name, value)).Expected(expected).Found(Text("\"{}\"", value));
 }
 
 // The first word that is no command or option of ours, with the nearest that is: it explains all
@@ -710,8 +699,7 @@ std::string Parser::FirstUnknown(const CLI::App* given, int argc, char** argv) c
 
 ParseOutcome Parser::Parse(int argc, char** argv) {
   ParseOutcome outcome;
-  ForgetTwinsOfOthers(argc, argv);
-  HonourReferenceVariables(&outcome.notes);
+  ReadEnvironment(argc, argv, &outcome.notes);
   try {
     app_.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -721,9 +709,11 @@ ParseOutcome Parser::Parse(int argc, char** argv) {
     outcome.text = version.what();
     return outcome;
   } catch (const CLI::ParseError& error) {
-    const CLI::App* given = nullptr;
-    for (const auto& [id, app] : commands_)
-      if (argc > 1 && app->get_name() == argv[1]) given = app;
+    if (refused_) {
+      outcome.error = RefusedValue();
+      return outcome;
+    }
+    const CLI::App* const given = Given(argc, argv);
     const std::string unknown = FirstUnknown(given, argc, argv);
     outcome.error = Status::Usage(unknown.empty() ? error.what() : unknown)
                         .Advice(Text("`hotplane {}--help` lists what there is",
@@ -737,7 +727,7 @@ ParseOutcome Parser::Parse(int argc, char** argv) {
     if (outcome.error) return outcome;
   }
   if (const Result<void> finished = Finish(); !finished) {
-    outcome.error = finished.error();
+    outcome.error = WithSettings(finished.error(), options_.settings);
     return outcome;
   }
   outcome.options = options_;

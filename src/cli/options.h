@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "boot/executor.h"
 #include "boot/plan.h"
+#include "cli/environment.h"
 #include "device/device.h"
 #include "format/kinds.h"
 
@@ -40,6 +41,7 @@ struct CommonOptions {
 struct Options {
   Command command = Command::kInvalid;
   CommonOptions common;
+  std::vector<Setting> settings;  // which options the environment gave
 
   std::string path;        // CHECKPOINT, DIR or FILE, the first positional argument
   std::string store;       // --store
@@ -110,8 +112,10 @@ struct ParseOutcome {
 };
 
 // Options have environment twins HOTPLANE_<OPTION>; VLLM_MOE_W2_BUILD_WORKERS,
-// VLLM_MOE_W2_BUILD_BATCH_SIZE and VLLM_MOE_W2_ZERO_MODE are honoured where neither the option nor
-// its twin is given. Unknown and repeated options are errors.
+// VLLM_MOE_W2_BUILD_BATCH_SIZE, VLLM_MOE_W2_ZERO_MODE and VLLM_MOE_W2_CKPT_ID are honoured where
+// neither the option nor its twin is given; empty variables count as not set. Unknown and repeated
+// options are errors, and so are values that an option does not take, with the name of the variable
+// where one gave the value.
 ParseOutcome ParseCommandLine(int argc, char** argv);
 
 }  // namespace hotplane::cli

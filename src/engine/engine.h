@@ -51,7 +51,7 @@ struct EngineOptions {
   BootOptions boot;  // `pool` and `device` are set by the engine; `map`: every base on the host
   RecordOptions records;  // `worker_count` is set by the engine
   BuildOptions build;  // of what has to be built; `zero_mode` and the tiers are set by the engine
-  std::string isa;     // of the operator, as `build.isa` of builds; empty: the best the CPU runs
+  std::string isa;     // of the operator: what HOTPLANE_ISA names; empty: the best the CPU runs
   std::optional<ZeroMode> zero_mode;  // none: the generation's; kAuto where there is none yet
   bool dry_run = false;               // nothing is created; Boot must not be called
   bool measure_limit = false;         // also measure what the memory can do, after the boot

@@ -57,8 +57,14 @@ WorkerPool& ExpertCompute::pool() {
 Result<const MoeKernels*> ExpertCompute::Kernels() {
   const std::lock_guard lock(mutex_);
   if (kernels_ != nullptr) return kernels_;
-  HP_ASSIGN(kernels_,
-            SelectMoeKernels(isa_.empty() ? std::nullopt : std::optional<std::string_view>(isa_)));
+  Result<const MoeKernels*> selected =
+      SelectMoeKernels(isa_.empty() ? std::nullopt : std::optional<std::string_view>(isa_));
+  if (!selected)
+    return Fail(std::move(selected)
+                    .error()
+                    .Because(Text("HOTPLANE_ISA={}", isa_))
+                    .Advice("correct HOTPLANE_ISA; or unset it, to get the best one"));
+  kernels_ = *selected;
   Log(LogLevel::kInfo, "experts are computed with {}, {}", kernels_->name,
       isa_.empty() ? "the best this CPU runs" : "as asked for");
   return kernels_;

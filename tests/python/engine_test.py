@@ -145,8 +145,12 @@ class Plans(WithStore):
         done = package.python("import os; os.environ['HOTPLANE_LIBRARY'] = '/none.so'\n"
                               "import hotplane\n"
                               "try: hotplane.open('x')\n"
-                              "except hotplane.SystemFailure as error: print(error.file)")
-        self.assertEqual(done.stdout, "/none.so\n", done.stderr)
+                              "except hotplane.SystemFailure as error:\n"
+                              "    print(error.file, error.what, error.advice, sep='|')")
+        file, what, advice = done.stdout.rstrip("\n").split("|")
+        self.assertEqual(file, "/none.so", done.stderr)
+        self.assertIn("HOTPLANE_LIBRARY names", what)
+        self.assertIn("correct HOTPLANE_LIBRARY, or unset it", advice)
 
 
 class Boot(WithStore):

@@ -155,6 +155,18 @@ class Program(WithStore):
                 self.assertIsNone(cache.try_load(0, sizes))
                 cache.shutdown()
 
+    def test_what_a_variable_got_wrong_is_told_by_its_name(self):
+        cache, _, _ = self.modules()
+        sizes = cache.expected_sizes(*SHAPE, want_fp4=False)
+        for variable, value in (("HOTPLANE_DEVICE", "gpu"),
+                                ("HOTPLANE_STORE", os.path.join(self.root, "none"))):
+            cache.shutdown()
+            with mock.patch.dict(os.environ, {variable: value}), \
+                    self.assertLogs("hotplane", "WARNING") as told:
+                self.assertIsNone(cache.try_load(0, sizes))
+            self.assertIn(variable, told.output[0])
+            self.assertIn(value, told.output[0])
+
     def test_damage_is_a_miss(self):
         path = os.path.join(self.root, "damaged")
         hotplane.build(package.MODEL, path, delta=None)

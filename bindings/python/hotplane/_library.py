@@ -223,9 +223,13 @@ class Library:
         try:
             self.dll = ctypes.CDLL(path)
         except OSError as error:
-            raise SystemFailure("the hotplane library cannot be loaded", file=path,
-                                found=str(error),
-                                advice="set HOTPLANE_LIBRARY to libhotplane.so") from None
+            named = os.environ.get("HOTPLANE_LIBRARY") == path
+            raise SystemFailure(
+                f"the hotplane library{', which HOTPLANE_LIBRARY names,' if named else ''} cannot "
+                "be loaded", file=path, expected=f"the path of {SONAME}, of this package's version",
+                found=str(error),
+                advice="correct HOTPLANE_LIBRARY, or unset it where the package has its own library"
+                if named else f"set HOTPLANE_LIBRARY to {SONAME}") from None
         with_gil = ctypes.PyDLL(path, handle=self.dll._handle)
         for dll, functions in ((self.dll, FUNCTIONS), (with_gil, PYTHON_FUNCTIONS)):
             for name, (result, arguments) in functions.items():

@@ -182,8 +182,14 @@ class Planes:
         store = self._open()
         with self._lock:
             if self._engine is None:
-                device = os.environ.get("HOTPLANE_DEVICE") or _arrays().device() or "cpu"
-                self._engine = store.boot(device, map=device == "cpu", wait=False)
+                named = os.environ.get("HOTPLANE_DEVICE")
+                device = named or _arrays().device() or "cpu"
+                try:
+                    self._engine = store.boot(device, map=device == "cpu", wait=False)
+                except Error as error:
+                    if named:
+                        error.args = (f"HOTPLANE_DEVICE={named}: {error}",)
+                    raise
             return self._engine
 
     def _info(self, layer: int, sizes: Dict[str, int]) -> Optional[LayerInfo]:
@@ -212,7 +218,7 @@ class Planes:
         try:
             return self._info(layer, sizes) is not None
         except Exception as error:
-            self._complain("the store cannot be used", error)
+            self._complain("the store that HOTPLANE_STORE names cannot be used", error)
             return False
 
     def load(self, layer: int, sizes: Dict[str, int]) -> Optional[Dict[str, Any]]:
@@ -228,7 +234,7 @@ class Planes:
                 parts.update(self._load_fp4(engine, info, sizes, arrays))
             return {name: parts[name] for name in sizes}
         except Exception as error:
-            self._complain(f"layer {layer} cannot be loaded", error)
+            self._complain(f"layer {layer} of HOTPLANE_STORE={self._path} cannot be loaded", error)
             return None
 
     def _load_fp4(self, engine: Engine, info: LayerInfo, sizes: Dict[str, int],
@@ -416,7 +422,8 @@ def _opened() -> Optional[Store]:
     try:
         return open(os.environ["HOTPLANE_STORE"], **_rank())
     except (Error, KeyError) as error:
-        logger.warning("vLLM-MoET: the store cannot be used, it goes its own way: %s", error)
+        logger.warning("vLLM-MoET: the store that HOTPLANE_STORE names cannot be used, it goes its "
+                       "own way: %s", error)
         return None
 
 
@@ -430,7 +437,8 @@ def pack_has_layer(tag: str, layer_key: int, n_layers: int, n_experts: int,
             infos[layer_key].experts == n_experts and \
             _composition(infos[layer_key], tag, slot_bytes) is not None
     except Exception as error:
-        logger.warning("vLLM-MoET: the store cannot be used, it goes its own way: %s", error)
+        logger.warning("vLLM-MoET: the store that HOTPLANE_STORE names cannot be used, it goes its "
+                       "own way: %s", error)
         return False
 
 

@@ -1,0 +1,34 @@
+// Options that the environment gave.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace hotplane::cli {
+
+// One option's value that came from a variable.
+struct Setting {
+  std::string variable;  // the one that was set: ours, or the reference system's
+  std::string value;
+  std::string option;  // "--workers"
+};
+
+// What the variable `ours` of `option`, or else the reference system's of the same meaning, is set
+// to. An empty variable counts as none. Of a variable that another wins over, a line for the log is
+// appended to `notes`.
+std::vector<Setting> SettingOf(const std::string& option, const std::string& ours,
+                               std::vector<std::string>* notes);
+
+// For the log: which variable stands for which option.
+std::string Describe(const Setting& setting);
+
+// "HOTPLANE_WORKERS=abc in the environment is not what --workers takes".
+Status RefusedSetting(const Setting& setting, const std::string& expected);
+
+// A failed command's status, which speaks of options, with the variables that set them: those whose
+// option it names; of wrong usage those that it can be about, or all where it is about none.
+Status WithSettings(const Status& status, const std::vector<Setting>& settings);
+
+}  // namespace hotplane::cli
