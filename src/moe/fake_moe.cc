@@ -1,15 +1,11 @@
-// The kernels of the operator on the host, for the fake CUDA driver: what they compute, what they
-// refuse and how they round are the kernels'; sums are float64, so that the bound of reference.cc
-// holds.
+// Stands in for the kernels of prefill that need Hopper's own instructions, on the fake CUDA
+// driver: what they compute, what they refuse and how they round are the kernels'; sums are
+// float64, so that the bound of reference.cc holds.
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "device/fake/fake_kernel.h"
@@ -109,8 +105,8 @@ void ComputeAssignment(const MoeArgs& args, const Expert& expert, uint32_t assig
                  [](double value) { return static_cast<float>(value); });
 }
 
-// Of experts of `only`, and of missing ones; nullopt: of all.
-void Multiply(const MoeArgs& args, std::optional<Tier> only) {
+// Of experts of `only`, and of missing ones.
+void Multiply(const MoeArgs& args, Tier only) {
   std::map<uint32_t, std::vector<uint32_t>> assignments_of;
   for (uint32_t i = 0; i < args.tokens * args.top_k; ++i)
     if (static_cast<uint32_t>(args.ids[i]) < args.experts)
@@ -126,74 +122,29 @@ void Multiply(const MoeArgs& args, std::optional<Tier> only) {
                     std::numeric_limits<float>::quiet_NaN());
       continue;
     }
-    if (only && tier != *only) continue;
+    if (tier != only) continue;
     const Expert expert(args, slot, tier);
     for (const uint32_t assignment : assignments) ComputeAssignment(args, expert, assignment);
   }
 }
 
-// As Combine of finish.h: slots in order, float32.
-void Combine(const MoeArgs& args) {
-  for (uint32_t token = 0; token < args.tokens; ++token) {
-    for (uint32_t column = 0; column < args.hidden; ++column) {
-      float sum = 0;
-      for (uint32_t slot = 0; slot < args.top_k; ++slot) {
-        const uint32_t assignment = token * args.top_k + slot;
-        if (static_cast<uint32_t>(args.ids[assignment]) < args.experts) {
-          sum = std::fma(args.weights[assignment],
-                         args.results[uint64_t{assignment} * args.hidden + column], sum);
-        } else {
-          sum = std::numeric_limits<float>::quiet_NaN();
-          Refuse(args.refusal, kRefusedId, assignment);
-        }
-      }
-      args.y[uint64_t{token} * args.hidden + column] = ToBf16(sum);
-    }
-  }
-}
-
-std::function<void()> DecodeWork(unsigned blocks, void** arguments) {
-  const auto args = *static_cast<const MoeArgs*>(arguments[0]);
-  const bool possible = blocks >= kDecodeBlocksMin && args.experts <= kDecodeExpertsMax &&
-                        args.tokens * args.top_k <= kDecodeAssignmentsMax;
-  return [=] {
-    // On a GPU blocks would wait for each other for ever, or write beside their memory.
-    if (!possible || args.barriers->arrived[0] != 0) {
-      std::fputs("fake CUDA: a launch that would hang\n", stderr);
-      std::abort();
-    }
-    Multiply(args, std::nullopt);
-    Combine(args);
-    args.barriers->arrived[1] = blocks;
-  };
-}
-
-constexpr FakeKernel kDecode = {"hotplane_moe_decode", DecodeWork};
-const FakeKernelAdded kDecodeAdded(kDecode);
-
-// Prefill on Hopper. The sums of both products are made with the second.
+// The sums of both products are made with the second.
 template <Tier kTier>
-std::function<void()> PrefillWork(unsigned, void** arguments) {
-  const auto args = *static_cast<const MoeArgs*>(arguments[0]);
-  const bool gate_up = *static_cast<const uint32_t*>(arguments[2]) != 0;
+std::function<void()> PrefillWork(const FakeLaunch& launch) {
+  const auto args = *static_cast<const MoeArgs*>(launch.arguments[0]);
+  const bool gate_up = *static_cast<const uint32_t*>(launch.arguments[2]) != 0;
   return [=] {
     if (!gate_up) Multiply(args, kTier);
   };
-}
-std::function<void()> CombineWork(unsigned, void** arguments) {
-  const auto args = *static_cast<const MoeArgs*>(arguments[0]);
-  return [=] { Combine(args); };
 }
 
 constexpr FakeKernel kPrefill[] = {
     {"hotplane_moe_prefill_base", PrefillWork<Tier::kBase>},
     {"hotplane_moe_prefill_nibbles", PrefillWork<Tier::kNibbles>},
     {"hotplane_moe_prefill_quintals", PrefillWork<Tier::kQuintals>},
-    {"hotplane_moe_combine", CombineWork},
 };
 const FakeKernelAdded kPrefillAdded[] = {FakeKernelAdded(kPrefill[0]), FakeKernelAdded(kPrefill[1]),
-                                         FakeKernelAdded(kPrefill[2]),
-                                         FakeKernelAdded(kPrefill[3])};
+                                         FakeKernelAdded(kPrefill[2])};
 
 }  // namespace
 }  // namespace hotplane

@@ -10,7 +10,7 @@
 
 namespace hotplane {
 namespace moe_cuda {
-alignas(16) thread_local uint8_t memory[kSharedOnHost];
+alignas(16) thread_local uint8_t memory[kSharedOnHost + on_host::kGuardBytes];
 static_assert(std::max(SharedBytesOf(kPrefillMmaMany), SharedBytesOf(kPrefillMmaFew)) <=
               kSharedOnHost);
 }  // namespace moe_cuda
@@ -19,27 +19,27 @@ namespace {
 
 using namespace moe_cuda;
 
-MoeArgs ArgsOf(void** arguments) { return *static_cast<const MoeArgs*>(arguments[0]); }
-PrefillArgs PrefillOf(void** arguments) { return *static_cast<const PrefillArgs*>(arguments[1]); }
-
-// What was in shared memory before is of no use.
-void Launch(unsigned blocks, uint32_t threads, const std::function<void()>& kernel) {
-  std::memset(memory, 0xFF, sizeof memory);
-  on_host::Launch(blocks, threads, kernel);
+MoeArgs ArgsOf(const FakeLaunch& launch) {
+  return *static_cast<const MoeArgs*>(launch.arguments[0]);
+}
+PrefillArgs PrefillOf(const FakeLaunch& launch) {
+  return *static_cast<const PrefillArgs*>(launch.arguments[1]);
 }
 
 template <void (*kKernel)(MoeArgs, PrefillArgs)>
-std::function<void()> OrderWork(unsigned blocks, void** arguments) {
-  return [=, args = ArgsOf(arguments), prefill = PrefillOf(arguments)] {
-    Launch(blocks, kPrefillSortThreads, [&] { kKernel(args, prefill); });
+std::function<void()> OrderWork(const FakeLaunch& launch) {
+  return [args = ArgsOf(launch), prefill = PrefillOf(launch), blocks = launch.blocks,
+          threads = launch.threads] {
+    on_host::Launch({blocks, threads}, [&] { kKernel(args, prefill); });
   };
 }
 // Few blocks take all tiles: each has to count them first.
 template <void (*kKernel)(MoeArgs, PrefillArgs, uint32_t)>
-std::function<void()> ProductWork(unsigned, void** arguments) {
-  const uint32_t gate_up = *static_cast<const uint32_t*>(arguments[2]);
-  return [=, args = ArgsOf(arguments), prefill = PrefillOf(arguments)] {
-    Launch(3, kPrefillMmaThreads, [&] { kKernel(args, prefill, gate_up); });
+std::function<void()> ProductWork(const FakeLaunch& launch) {
+  const uint32_t gate_up = *static_cast<const uint32_t*>(launch.arguments[2]);
+  return [args = ArgsOf(launch), prefill = PrefillOf(launch), gate_up, threads = launch.threads,
+          shared_bytes = launch.shared_bytes] {
+    on_host::Launch({3, threads, memory, shared_bytes}, [&] { kKernel(args, prefill, gate_up); });
   };
 }
 

@@ -1,5 +1,6 @@
 #include "device/fake/cuda_on_host.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "base/sanitizers.h"
@@ -47,7 +49,7 @@ namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
 
-enum class State { kRuns, kWaitsForBlock, kWaitsForWarp, kEnded };
+enum class State { kRuns, kWaitsForBlock, kWaitsForWarp, kWaitsForOthers, kEnded };
 
 // What is known to ThreadSanitizer as a thread's course of calls.
 class Course {
@@ -75,26 +77,42 @@ struct Thread {
   State state = State::kEnded;
   void* operands = nullptr;
   WarpWork work = nullptr;
+  std::shared_ptr<void> own;
 };
 
 struct Block {
+  uint32_t index = 0;
   std::vector<Thread> threads;
+  std::vector<uint8_t> shared;  // while another block runs
+  uint32_t counting = 0;        // at the barrier that is waited at
+  uint32_t counted = 0;         // at the last one
+};
+
+struct Running {
+  Grid grid;
+  const std::function<void()>* kernel = nullptr;
+  Block* block = nullptr;
   void* scheduler = nullptr;
   void* scheduler_course = nullptr;
-  const std::function<void()>* kernel = nullptr;
+  uint64_t steps = 0;  // that are more than looking whether others have gone on
   std::mt19937 random;
+  std::vector<std::unique_ptr<Block>> unused;
 };
-thread_local Block block;
+thread_local Running running;
+
+constexpr uint8_t kOfNoUse = 0xFF;
+
+Thread& Current() { return running.block->threads[threadIdx.x]; }
 
 void Wait(State state) {
-  Thread& thread = block.threads[threadIdx.x];
+  Thread& thread = Current();
   thread.state = state;
-  Course::Return(block.scheduler_course);
-  hotplane_on_host_switch(&thread.top, block.scheduler);
+  Course::Return(running.scheduler_course);
+  hotplane_on_host_switch(&thread.top, running.scheduler);
 }
 
 void RunKernel() {
-  (*block.kernel)();
+  (*running.kernel)();
   Wait(State::kEnded);
 }
 
@@ -107,57 +125,102 @@ void Prepare(Thread* thread) {
   thread->top = reinterpret_cast<void*>(end - sizeof frame);
   std::memcpy(thread->top, frame, sizeof frame);
   thread->state = State::kRuns;
+  thread->own.reset();
 }
 
 // True when all lanes have come to the same instruction of the warp, which is then done.
 bool DoTogether(Thread* warp) {
   void* lanes[32];
-  uint32_t waiting = 0;
-  for (uint32_t i = 0; i < 32; ++i)
+  uint32_t waiting = 0, elsewhere = 0;
+  for (uint32_t i = 0; i < 32; ++i) {
     if (warp[i].state == State::kWaitsForWarp) lanes[waiting++] = warp[i].operands;
-  if (waiting == 0) return false;
-  if (waiting != 32) Die("some lanes wait for their warp, some do not");
+    if (warp[i].state == State::kWaitsForOthers) ++elsewhere;
+  }
+  if (waiting == 0 || waiting + elsewhere == 32) {
+    if (waiting != 32) return false;
+  } else {
+    Die("some lanes wait for their warp, some do not");
+  }
   for (uint32_t i = 0; i < 32; ++i) {
     if (warp[i].work != warp[0].work) Die("lanes of a warp at different instructions");
     warp[i].state = State::kRuns;
   }
   warp[0].work(lanes);
+  ++running.steps;
   return true;
 }
 
-// Until all its lanes wait for the block or have ended.
+// Until all its lanes wait for the block or for other blocks, or have ended.
 void RunWarp(uint32_t first) {
-  Thread* const warp = block.threads.data() + first;
+  Thread* const warp = running.block->threads.data() + first;
   do {
-    const auto chance = static_cast<uint32_t>(block.random() % 32);
+    const auto chance = static_cast<uint32_t>(running.random() % 32);
     for (uint32_t i = 0; i < 32; ++i) {
       Thread& lane = warp[i ^ chance];
       if (lane.state != State::kRuns) continue;
       threadIdx.x = first + (i ^ chance);
       lane.course->Enter();
-      hotplane_on_host_switch(&block.scheduler, lane.top);
+      hotplane_on_host_switch(&running.scheduler, lane.top);
     }
   } while (DoTogether(warp));
 }
 
-bool PassBarrier() {
-  bool some = false;
-  for (Thread& thread : block.threads) {
-    if (thread.state != State::kWaitsForBlock) continue;
-    thread.state = State::kRuns;
-    some = true;
-  }
-  return some;
+bool SomeAre(State state) {
+  const std::vector<Thread>& threads = running.block->threads;
+  return std::any_of(threads.begin(), threads.end(),
+                     [&](const Thread& thread) { return thread.state == state; });
+}
+void Resume(State state) {
+  for (Thread& thread : running.block->threads)
+    if (thread.state == state) thread.state = State::kRuns;
 }
 
-void RunBlock() {
-  for (Thread& thread : block.threads) Prepare(&thread);
-  std::vector<uint32_t> warps(block.threads.size() / 32);
+bool PassBarrier() {
+  if (SomeAre(State::kWaitsForOthers) || !SomeAre(State::kWaitsForBlock)) return false;
+  Block* const block = running.block;
+  block->counted = std::exchange(block->counting, 0);
+  Resume(State::kWaitsForBlock);
+  ++running.steps;
+  return true;
+}
+
+std::unique_ptr<Block> Begin(uint32_t index) {
+  std::unique_ptr<Block> block;
+  if (running.unused.empty()) {
+    block = std::make_unique<Block>();
+  } else {
+    block = std::move(running.unused.back());
+    running.unused.pop_back();
+  }
+  block->index = index;
+  if (block->threads.size() != running.grid.threads)
+    block->threads = std::vector<Thread>(running.grid.threads);
+  for (Thread& thread : block->threads) Prepare(&thread);
+  block->counting = 0;
+  block->shared.assign(running.grid.shared_bytes + kGuardBytes, kOfNoUse);
+  return block;
+}
+
+// Until it has ended, which is told, or waits for others.
+bool RunBlock(Block* block) {
+  running.block = block;
+  blockIdx = {block->index, 0, 0};
+  const Grid& grid = running.grid;
+  if (grid.shared != nullptr) std::copy(block->shared.begin(), block->shared.end(), grid.shared);
+  Resume(State::kWaitsForOthers);
+  std::vector<uint32_t> warps(block->threads.size() / 32);
   std::iota(warps.begin(), warps.end(), 0);
   do {
-    std::shuffle(warps.begin(), warps.end(), block.random);
+    std::shuffle(warps.begin(), warps.end(), running.random);
     for (const uint32_t warp : warps) RunWarp(32 * warp);
   } while (PassBarrier());
+  if (grid.shared != nullptr) {
+    std::copy_n(grid.shared, block->shared.size(), block->shared.begin());
+    const auto guard = block->shared.begin() + grid.shared_bytes;
+    if (std::count(guard, block->shared.end(), kOfNoUse) != kGuardBytes)
+      Die("something was written behind its shared memory");
+  }
+  return !SomeAre(State::kWaitsForOthers);
 }
 
 }  // namespace
@@ -167,25 +230,50 @@ void Die(const char* why) {
   std::abort();
 }
 
-void Launch(uint32_t blocks, uint32_t threads, const std::function<void()>& kernel) {
-  if (block.threads.size() != threads) block.threads = std::vector<Thread>(threads);
-  block.kernel = &kernel;
-  block.scheduler_course = Course::Current();
-  gridDim = {blocks, 1, 1};
-  blockDim = {threads, 1, 1};
-  for (uint32_t i = 0; i < blocks; ++i) {
-    blockIdx = {i, 0, 0};
-    RunBlock();
+void Launch(const Grid& grid, const std::function<void()>& kernel) {
+  running.grid = grid;
+  running.kernel = &kernel;
+  running.scheduler_course = Course::Current();
+  gridDim = {grid.blocks, 1, 1};
+  blockDim = {grid.threads, 1, 1};
+  std::vector<uint32_t> order(grid.blocks);
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), running.random);
+  std::vector<std::unique_ptr<Block>> waiting;
+  const auto run = [&](std::unique_ptr<Block> block) {
+    const bool ended = RunBlock(block.get());
+    (ended ? running.unused : waiting).push_back(std::move(block));
+  };
+  for (const uint32_t index : order) run(Begin(index));
+  while (!waiting.empty()) {
+    const uint64_t steps = running.steps;
+    std::vector<std::unique_ptr<Block>> blocks = std::exchange(waiting, {});
+    const size_t count = blocks.size();
+    for (std::unique_ptr<Block>& block : blocks) run(std::move(block));
+    if (waiting.size() == count && running.steps == steps)
+      Die("waits for other blocks, which all wait");
   }
 }
 
+const Grid& CurrentGrid() { return running.grid; }
+
 void WaitForBlock() { Wait(State::kWaitsForBlock); }
 
+uint32_t CountInBlock(bool predicate) {
+  if (predicate) ++running.block->counting;
+  WaitForBlock();
+  return running.block->counted;
+}
+
+void WaitForOtherBlocks() { Wait(State::kWaitsForOthers); }
+
 void Together(void* operands, WarpWork work) {
-  Thread& thread = block.threads[threadIdx.x];
+  Thread& thread = Current();
   thread.operands = operands;
   thread.work = work;
   Wait(State::kWaitsForWarp);
 }
+
+std::shared_ptr<void>& OwnOfThread() { return Current().own; }
 
 }  // namespace hotplane::on_host

@@ -480,16 +480,16 @@ CUresult ModuleUnload(CUmodule) {
 }
 
 template <typename T>
-T Argument(void** arguments, size_t index) {
-  return *static_cast<const T*>(arguments[index]);
+T Argument(const FakeLaunch& launch, size_t index) {
+  return *static_cast<const T*>(launch.arguments[index]);
 }
 
-std::function<void()> VerifyWork(unsigned blocks, void** arguments) {
-  const auto data = Argument<const uint8_t*>(arguments, 0);
-  const auto checks = Argument<const VerifyCheck*>(arguments, 1);
-  const auto outcome = Argument<VerifyOutcome>(arguments, 2);
-  const auto secret = Argument<xxh3::Secret>(arguments, 3);
-  return [=] {
+std::function<void()> VerifyWork(const FakeLaunch& launch) {
+  const auto data = Argument<const uint8_t*>(launch, 0);
+  const auto checks = Argument<const VerifyCheck*>(launch, 1);
+  const auto outcome = Argument<VerifyOutcome>(launch, 2);
+  const auto secret = Argument<xxh3::Secret>(launch, 3);
+  return [=, blocks = launch.blocks] {
     for (unsigned i = 0; i < blocks; ++i) {
       const uint64_t found = xxh3::Hash(secret, data + checks[i].offset, checks[i].bytes);
       if (found == checks[i].checksum) continue;
@@ -500,10 +500,10 @@ std::function<void()> VerifyWork(unsigned blocks, void** arguments) {
   };
 }
 
-std::function<void()> CountWork(unsigned blocks, void** arguments) {
-  const auto source = Argument<tile::Source>(arguments, 0);
-  const auto counts = Argument<tile::Counts*>(arguments, 1);
-  return [=] {
+std::function<void()> CountWork(const FakeLaunch& launch) {
+  const auto source = Argument<tile::Source>(launch, 0);
+  const auto counts = Argument<tile::Counts*>(launch, 1);
+  return [=, blocks = launch.blocks] {
     for (unsigned block = 0; block < blocks; ++block) {
       tile::Counts own = {0, 0, 0};
       for (uint64_t tile = block; tile < tile::TileCount(source); tile += blocks)
@@ -514,11 +514,11 @@ std::function<void()> CountWork(unsigned blocks, void** arguments) {
   };
 }
 
-std::function<void()> QuantizeWork(unsigned, void** arguments) {
-  const auto source = Argument<tile::Source>(arguments, 0);
-  const auto planes = Argument<tile::Planes>(arguments, 1);
-  const auto thresholds = Argument<const double*>(arguments, 2);
-  const bool alternate_zeros = Argument<uint32_t>(arguments, 3) != 0;
+std::function<void()> QuantizeWork(const FakeLaunch& launch) {
+  const auto source = Argument<tile::Source>(launch, 0);
+  const auto planes = Argument<tile::Planes>(launch, 1);
+  const auto thresholds = Argument<const double*>(launch, 2);
+  const bool alternate_zeros = Argument<uint32_t>(launch, 3) != 0;
   return [=] {
     tile::Nibbles nibbles;
     for (uint64_t tile = 0; tile < tile::TileCount(source); ++tile) {
@@ -550,10 +550,12 @@ CUresult ModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
   return CUDA_ERROR_NOT_FOUND;
 }
 
-CUresult LaunchKernel(CUfunction function, unsigned blocks, unsigned, unsigned, unsigned, unsigned,
-                      unsigned, unsigned, CUstream stream, void** arguments, void**) {
+CUresult LaunchKernel(CUfunction function, unsigned blocks, unsigned, unsigned, unsigned threads,
+                      unsigned, unsigned, unsigned shared_bytes, CUstream stream, void** arguments,
+                      void**) {
   FAKE_ENTER("cuLaunchKernel");
-  Queue(stream, reinterpret_cast<const FakeKernel*>(function)->work(blocks, arguments));
+  Queue(stream, reinterpret_cast<const FakeKernel*>(function)->work(
+                    {blocks, threads, shared_bytes, arguments}));
   return CUDA_SUCCESS;
 }
 
@@ -571,7 +573,8 @@ CUresult LaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void*
                         void**) {
   FAKE_ENTER("cuLaunchKernelEx");
   Queue(config->hStream,
-        reinterpret_cast<const FakeKernel*>(function)->work(config->gridDimX, arguments));
+        reinterpret_cast<const FakeKernel*>(function)->work(
+            {config->gridDimX, config->blockDimX, config->sharedMemBytes, arguments}));
   return CUDA_SUCCESS;
 }
 

@@ -5,11 +5,17 @@
 
 namespace hotplane {
 
+struct FakeLaunch {
+  unsigned blocks = 0;
+  unsigned threads = 0;       // of a block
+  unsigned shared_bytes = 0;  // dynamic, of a block
+  void** arguments = nullptr;
+};
+
 struct FakeKernel {
   const char* name;
-  // Of a launch of so many blocks. The arguments are read now; the work is done when the result is
-  // called.
-  std::function<void()> (*work)(unsigned blocks, void** arguments);
+  // The arguments are read now; the work is done when the result is called.
+  std::function<void()> (*work)(const FakeLaunch& launch);
 };
 
 // `kernel` lives on. At static initialization.

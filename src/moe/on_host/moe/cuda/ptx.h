@@ -1,19 +1,21 @@
-// What prefill needs of src/moe/cuda/ptx.h, as functions of the host: found instead of that file
-// where kernels are compiled for the fake driver. Layouts are the PTX manual's.
+// src/moe/cuda/ptx.h as functions of the host: found instead of that file where kernels are
+// compiled for the fake driver. Layouts are the PTX manual's.
 #pragma once
 
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "device/fake/cuda_on_host.h"
 #include "moe/bfloat16.h"
 
 namespace hotplane::moe_cuda {
-// The dynamic shared memory of a block. All of the least GPU's, for two blocks.
-inline constexpr uint32_t kSharedOnHost = 48 * 1024;
-alignas(16) extern thread_local uint8_t memory[kSharedOnHost];
+// The dynamic shared memory of a block; the most that a GPU has.
+inline constexpr uint32_t kSharedOnHost = 227 * 1024;
+alignas(16) extern thread_local uint8_t memory[kSharedOnHost + on_host::kGuardBytes];
 }  // namespace hotplane::moe_cuda
 
 namespace hotplane::ptx {
@@ -25,7 +27,8 @@ inline uint32_t SharedAddress(const void* pointer) {
          kSharedBegin;
 }
 inline uint8_t* AtShared(uint32_t address, uint32_t align) {
-  if (address < kSharedBegin || address + align > kSharedBegin + moe_cuda::kSharedOnHost)
+  if (address < kSharedBegin ||
+      address + align > kSharedBegin + on_host::CurrentGrid().shared_bytes)
     on_host::Die("shared memory that it does not have");
   if (address % align != 0) on_host::Die("a misaligned address in shared memory");
   return moe_cuda::memory + (address - kSharedBegin);
@@ -34,36 +37,50 @@ inline uint8_t* AtShared(uint32_t address, uint32_t align) {
 // Copies arrive when they are issued or when they are waited for, as it happens.
 struct CopyOnHost {
   uint8_t* to;
-  const void* from;
+  const void* from;  // null: zeros
+  void Arrive() const {
+    if (from == nullptr)
+      std::memset(to, 0, 16);
+    else
+      std::memcpy(to, from, 16);
+  }
 };
 struct CopiesOnHost {
   std::vector<CopyOnHost> open;
   std::deque<std::vector<CopyOnHost>> committed;
 };
-inline thread_local CopiesOnHost copies[1024];  // by thread
+inline CopiesOnHost& CopiesOfThread() {
+  std::shared_ptr<void>& own = on_host::OwnOfThread();
+  if (own == nullptr) own = std::make_shared<CopiesOnHost>();
+  return *static_cast<CopiesOnHost*>(own.get());
+}
 inline thread_local std::mt19937 chance;
 
-inline void CopyAsync16(uint32_t shared, const void* global) {
-  if (reinterpret_cast<uintptr_t>(global) % 16 != 0) on_host::Die("a misaligned address");
-  const CopyOnHost copy = {AtShared(shared, 16), global};
+inline void CopyAsync16OrZeros(uint32_t shared, const void* global, bool there) {
+  if (there && reinterpret_cast<uintptr_t>(global) % 16 != 0) on_host::Die("a misaligned address");
+  const CopyOnHost copy = {AtShared(shared, 16), there ? global : nullptr};
   if (chance() % 2 == 0)
-    std::memcpy(copy.to, copy.from, 16);
+    copy.Arrive();
   else
-    copies[threadIdx.x].open.push_back(copy);
+    CopiesOfThread().open.push_back(copy);
+}
+inline void CopyAsync16(uint32_t shared, const void* global) {
+  CopyAsync16OrZeros(shared, global, true);
 }
 inline void CommitCopies() {
-  CopiesOnHost& own = copies[threadIdx.x];
-  own.committed.push_back(std::move(own.open));
-  own.open.clear();
+  CopiesOnHost& own = CopiesOfThread();
+  own.committed.push_back(std::exchange(own.open, {}));
 }
 template <int kPending>
 void WaitForCopies() {
-  CopiesOnHost& own = copies[threadIdx.x];
+  CopiesOnHost& own = CopiesOfThread();
   while (own.committed.size() > kPending) {
-    for (const CopyOnHost& copy : own.committed.front()) std::memcpy(copy.to, copy.from, 16);
+    for (const CopyOnHost& copy : own.committed.front()) copy.Arrive();
     own.committed.pop_front();
   }
 }
+
+inline void Prefetch(const void*) {}
 
 inline uint32_t Max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
@@ -83,6 +100,14 @@ template <uint32_t kMaskA, uint32_t kMaskB>
 uint32_t Merge(uint32_t a, uint32_t b) {
   return (a & kMaskA) | (b & kMaskB);
 }
+
+inline uint32_t SameBits(uint32_t a, uint32_t b, uint32_t mask) { return ~(a ^ b) & mask; }
+
+inline uint32_t LoadAcquire(const uint32_t* at) {
+  on_host::WaitForOtherBlocks();
+  return *at;
+}
+inline void AddRelease(uint32_t* at, uint32_t by) { *at += by; }
 
 inline uint32_t MultiplyPair(uint32_t a, uint32_t b) {
   const auto half = [&](uint32_t shift) {
@@ -136,6 +161,39 @@ inline void MultiplyBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
         for (uint32_t k = 0; k < 16; ++k) sum += double{left[row][k]} * double{right[k][column]};
         float& to = at(row % 8 * 4 + column / 2)->d[row / 8 * 2 + column % 2];
         to = static_cast<float>(double{to} + sum);
+      }
+    }
+  });
+}
+
+struct MultiplyBytesOnHost {
+  int32_t (&d)[4];
+  const uint32_t (&a)[4];
+  uint32_t b[2];
+  static int32_t Byte(uint32_t word, uint32_t k) {
+    return static_cast<int8_t>(static_cast<uint8_t>(word >> (k % 4 * 8)));
+  }
+};
+// Lane 4g+t: a[0] has row g, k 4t to 4t+3, a[1] row g+8; a[2] and a[3] the same of k+16; b[0] those
+// k of column g, b[1] k+16; d as in MultiplyBf16.
+inline void MultiplyBytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  MultiplyBytesOnHost operands = {d, a, {b0, b1}};
+  on_host::Together(&operands, [](void* const(&lanes)[32]) {
+    using Of = MultiplyBytesOnHost;
+    const auto at = [&](uint32_t lane) { return static_cast<Of*>(lanes[lane]); };
+    int32_t left[16][32], right[8][32];
+    for (uint32_t k = 0; k < 32; ++k) {
+      const uint32_t t = k % 16 / 4;
+      for (uint32_t row = 0; row < 16; ++row)
+        left[row][k] = Of::Byte(at(row % 8 * 4 + t)->a[k / 16 * 2 + row / 8], k);
+      for (uint32_t column = 0; column < 8; ++column)
+        right[column][k] = Of::Byte(at(column * 4 + t)->b[k / 16], k);
+    }
+    for (uint32_t row = 0; row < 16; ++row) {
+      for (uint32_t column = 0; column < 8; ++column) {
+        int32_t sum = 0;
+        for (uint32_t k = 0; k < 32; ++k) sum += left[row][k] * right[column][k];
+        at(row % 8 * 4 + column / 2)->d[row / 8 * 2 + column % 2] += sum;
       }
     }
   });
