@@ -54,6 +54,10 @@ Status&& Status::Advice(std::string text) && {
   advice_ = std::move(text);
   return std::move(*this);
 }
+Status&& Status::Choices(std::vector<std::string> choices) && {
+  choices_ = std::move(choices);
+  return std::move(*this);
+}
 Status&& Status::Because(std::string_view context) && {
   what_ = Text("{}: {}", context, what_);
   return std::move(*this);
@@ -92,6 +96,7 @@ std::string Status::ToString() const {
   line("expected", expected_);
   line("found", found_);
   line("to fix", advice_);
+  for (const std::string& choice : choices_) line("", choice);
   return text;
 }
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <tl/expected.hpp>
 #include <utility>
+#include <vector>
 
 namespace hotplane {
 
@@ -47,6 +48,8 @@ class [[nodiscard]] Status {
   Status&& Expected(std::string text) &&;
   Status&& Found(std::string text) &&;
   Status&& Advice(std::string text) &&;
+  // What could be meant, each a line of its own.
+  Status&& Choices(std::vector<std::string> choices) &&;
   // Prepends context: "booting layer 3: <what>".
   Status&& Because(std::string_view context) &&;
 
@@ -59,8 +62,10 @@ class [[nodiscard]] Status {
   const std::string& expected() const { return expected_; }
   const std::string& found() const { return found_; }
   const std::string& advice() const { return advice_; }
+  const std::vector<std::string>& choices() const { return choices_; }
 
-  // Several lines: the sentence, then one indented "name  value" line for each field that is set.
+  // Several lines: the sentence, then one indented "name  value" line for each field that is set,
+  // and at last the choices.
   std::string ToString() const;
 
  private:
@@ -74,6 +79,7 @@ class [[nodiscard]] Status {
   std::string expected_;
   std::string found_;
   std::string advice_;
+  std::vector<std::string> choices_;
 };
 
 template <typename T>

@@ -1,27 +1,14 @@
 #include "boot/describe.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "base/format_text.h"
-#include "base/number_text.h"
 #include "boot/plan.h"
 
 namespace hotplane {
 namespace {
-
-template <typename Get>
-std::string Range(const Manifest& manifest, Get get) {
-  uint32_t low = UINT32_MAX;
-  uint32_t high = 0;
-  for (const ManifestLayer& layer : manifest.layers) {
-    low = std::min(low, get(layer.geometry));
-    high = std::max(high, get(layer.geometry));
-  }
-  return low == high ? Text("{}", low) : Text("{}-{}", low, high);
-}
 
 // "base 3 of 4: layer 1 damaged, layer 2 missing"
 std::string TierText(const TierCoverage& tier, const Manifest& manifest) {
@@ -62,18 +49,6 @@ Result<std::string> FirstDifference(const Generation& generation, const Checkpoi
 }
 
 }  // namespace
-
-std::string DescribeModel(const Manifest& manifest) {
-  std::set<std::string> formats;
-  for (const ManifestLayer& layer : manifest.layers)
-    formats.emplace(SourceFormatName(layer.source_format));
-  std::string text;
-  for (const std::string& format : formats) text += (text.empty() ? "" : "+") + format;
-  return Text("{}, {}, E={} H={} I={}", text, Counted(manifest.layers.size(), "MoE layers"),
-              Range(manifest, [](const LayerGeometry& g) { return g.experts; }),
-              Range(manifest, [](const LayerGeometry& g) { return g.hidden; }),
-              Range(manifest, [](const LayerGeometry& g) { return g.intermediate; }));
-}
 
 std::string DescribeCoverage(const Coverage& coverage, const Manifest& manifest) {
   const std::string base = TierText(coverage.base, manifest);

@@ -10,9 +10,6 @@
 
 namespace hotplane {
 
-// "mxfp4, 44 MoE layers, E=256 H=4096 I=2048"; ranges where layers differ.
-std::string DescribeModel(const Manifest& manifest);
-
 // "base 4 of 4, no delta"; "base 4 of 4; delta 2 of 4: layers 2-3 missing". Of a sharded generation
 // these are files.
 std::string DescribeCoverage(const Coverage& coverage, const Manifest& manifest);

@@ -6,6 +6,7 @@
 
 #include "base/format_text.h"
 #include "boot/describe.h"
+#include "boot/shard_choice.h"
 
 namespace hotplane {
 
@@ -17,13 +18,9 @@ Result<std::string> FindPairedGeneration(const Store& store, std::string_view pr
                [&](const Store::Entry& entry) {
                  return entry.identity && entry.identity->source_fingerprint == fingerprint;
                });
-  if (mine.size() > 1)
-    return Fail(Status::Usage(Text("{} generations of this store were built from this checkpoint",
-                                   mine.size()))
-                    .File(store.directory())
-                    .Found(Store::ListText(mine))
-                    .Advice("choose one with --generation"));
-  return mine.empty() ? std::string(prefix) : ToHex(mine.front().id);
+  if (mine.empty()) return std::string(prefix);
+  HP_ASSIGN(const Digest128 id, ChooseGeneration(mine, store.directory()));
+  return ToHex(id);
 }
 
 Result<Generation> OpenPairedGeneration(const Store& store, std::string_view prefix,

@@ -1,6 +1,7 @@
 #include "boot/shard_choice.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -66,6 +67,42 @@ std::vector<Store::Entry> Fitting(const std::vector<Store::Entry>& candidates,
   return keep([meant](uint32_t world) { return world == meant; });
 }
 
+// Those with layers, or all where none has one.
+std::vector<Store::Entry> Holding(const std::vector<Store::Entry>& candidates) {
+  std::vector<Store::Entry> holding;
+  std::ranges::copy_if(candidates, std::back_inserter(holding), [](const Store::Entry& entry) {
+    return entry.holds_layers || !entry.identity;
+  });
+  return holding.empty() ? candidates : holding;
+}
+
+constexpr char kOthersEmpty[] = "no other one has a layer";
+
+Digest128 Taken(const Store::Entry& entry, const std::vector<Store::Entry>& candidates,
+                const char* reason) {
+  if (candidates.size() > 1)
+    Log(LogLevel::kInfo, "of {} generations {} is used: {}", candidates.size(),
+        Store::ListText({entry}), reason);
+  return entry.id;
+}
+
+// What cannot be read may be complete, too.
+Result<Digest128> TakeFullest(const std::vector<Store::Entry>& fitting,
+                              const std::vector<Store::Entry>& candidates,
+                              const std::string& directory) {
+  const std::vector<Store::Entry> holding = Holding(fitting);
+  if (holding.size() == 1) return Taken(holding.front(), candidates, kOthersEmpty);
+  const auto complete = [](const Store::Entry& entry) {
+    return entry.complete() || !entry.identity;
+  };
+  const auto first = std::ranges::find_if(holding, complete);
+  if (std::ranges::count_if(holding, complete) == 1 && first->identity)
+    return Taken(*first, candidates, "no other one has all its layers");
+  return Fail(
+      Store::Ambiguous(Text("the store holds {} generations that could be meant", holding.size()),
+                       holding, directory));
+}
+
 }  // namespace
 
 Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
@@ -112,26 +149,34 @@ Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
 Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,
                                    const ShardRequest& request, const std::string& directory) {
   HP_CHECK(!candidates.empty());
-  if (candidates.size() == 1) return candidates.front().id;
-  const std::vector<Store::Entry> fitting = Fitting(candidates, request);
-  if (fitting.size() == 1) {
-    Log(LogLevel::kInfo, "of {} generations {} fits", candidates.size(), Store::ListText(fitting));
-    return fitting.front().id;
-  }
-  if (fitting.empty())
-    return Fail(Status::Usage(Text("none of the store's {} generations fits", candidates.size()))
-                    .File(directory)
-                    .Expected(request.rank || request.world
-                                  ? "one that has the --rank and --world that were given"
-                                  : "an unsharded one, or a rank: --rank R")
-                    .Found(Store::ListText(candidates))
-                    .Advice("choose one with --generation PREFIX, and its rank with --rank"));
-  return Fail(
-      Status::Usage(Text("the store holds {} generations that could be meant", fitting.size()))
-          .File(directory)
-          .Expected("exactly one")
-          .Found(Store::ListText(fitting))
-          .Advice("choose one with --generation PREFIX"));
+  // Who names ranks, or builds what is missing, may mean one that is still empty.
+  const bool any = request.builds || request.rank || request.world ||
+                   LaunchedWorld(candidates, request).has_value();
+  const std::vector<Store::Entry> meant = any ? candidates : Holding(candidates);
+  if (meant.size() == 1) return Taken(meant.front(), candidates, kOthersEmpty);
+  const std::vector<Store::Entry> fitting = Fitting(meant, request);
+  if (fitting.size() == 1) return Taken(fitting.front(), candidates, "it fits");
+  if (!fitting.empty()) return TakeFullest(fitting, candidates, directory);
+  return Fail(Store::Ambiguous(Text("none of the store's {} generations fits", meant.size()), meant,
+                               directory)
+                  .Expected(request.rank || request.world
+                                ? "one that has the --rank and --world that were given"
+                                : "an unsharded one, or a rank: --rank R")
+                  .Advice("choose one with --generation PREFIX, and its rank with --rank"));
+}
+
+Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,
+                                   const std::string& directory) {
+  HP_CHECK(!candidates.empty());
+  return TakeFullest(candidates, candidates, directory);
+}
+
+Result<Generation> OpenMeant(const Store& store, std::string_view prefix,
+                             const Store::OpenOptions& options) {
+  HP_ASSIGN(const std::vector<Store::Entry> candidates, store.FindGenerations(prefix));
+  if (candidates.empty()) return store.OpenGeneration(prefix, options);
+  HP_ASSIGN(const Digest128 id, ChooseGeneration(candidates, store.directory()));
+  return store.OpenGeneration(ToHex(id), options);
 }
 
 Result<Generation> OpenShard(const Store& store, std::string_view prefix,

@@ -18,6 +18,7 @@ struct ShardRequest {
   std::optional<uint32_t> world;  // as asked for; none: the store's
   // What counts where `rank` is not given; empty: nothing does.
   std::vector<LaunchedRank> launched = {};
+  bool builds = false;  // what is missing will be built
 };
 
 // The rank of this process in a generation of `world` ranks; 0 where that is 1. kUsage with the
@@ -27,12 +28,24 @@ struct ShardRequest {
 Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
                             const std::string& directory);
 
-// The one of `candidates` that fits: with a rank or world asked for those that have it, sharded
+// The one of `candidates` that is meant. Those without any layer, which a build that was cut short
+// left, are so only where ranks are named or what is missing will be built, or none has a layer. Of
+// the others the one that fits: with a rank or world asked for those that have it, sharded
 // ones before unsharded; else those of the launcher's world; else the unsharded ones. One whose
-// manifest cannot be read may be meant. A single candidate needs not fit: ChooseRank says why it
-// does not. kUsage with the list when it is not exactly one. REQUIRES candidates.
+// manifest cannot be read may be meant. Of several that fit the only one with
+// layers, or the only one whose layers are all there. A
+// single candidate needs not fit: ChooseRank says why it does not. One line in the log says which
+// of several was taken. kUsage with the list when it is not exactly one. REQUIRES candidates.
 Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,
                                    const ShardRequest& request, const std::string& directory);
+
+// The same where all ranks are meant: whatever their number.
+Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,
+                                   const std::string& directory);
+
+// Opens the generation whose name begins with `prefix` and that is meant, for all ranks.
+Result<Generation> OpenMeant(const Store& store, std::string_view prefix,
+                             const Store::OpenOptions& options);
 
 // Both: opens the generation whose name begins with `prefix` and that fits, seen by the rank.
 Result<Generation> OpenShard(const Store& store, std::string_view prefix,

@@ -350,7 +350,9 @@ TEST(ShardChoice, OfSeveralGenerationsTheOneThatFits) {
   const auto entry = [](std::string_view name, uint32_t world) {
     Identity identity;
     identity.shard_world = world;
-    return Store::Entry{Digest(name), identity};
+    Store::Entry of{Digest(name), identity};
+    of.holds_layers = true;
+    return of;
   };
   const Store::Entry whole = entry("whole", 1), two = entry("two", 2), four = entry("four", 4);
   const Store::Entry again = entry("again", 2);
@@ -392,6 +394,62 @@ TEST(ShardChoice, OfSeveralGenerationsTheOneThatFits) {
       EXPECT_NE(chosen.error().found().find(ToHex(cases[i].there.back().id)), std::string::npos);
     }
   }
+}
+
+TEST(ShardChoice, AGenerationWithoutLayersIsPassedOver) {
+  const auto entry = [](std::string_view name, uint32_t world, uint32_t layers) {
+    Identity identity;
+    identity.shard_world = world;
+    Store::Entry of{Digest(name), identity};
+    of.layer_count = 4;
+    of.layers_with_base = layers;
+    of.holds_layers = layers > 0;
+    return of;
+  };
+  const Store::Entry full = entry("full", 1, 4), part = entry("part", 1, 1);
+  const Store::Entry empty = entry("empty", 1, 0), other = entry("other", 1, 4);
+  const Store::Entry none = entry("none", 1, 0), two = entry("two", 2, 4);
+  const Store::Entry empty_two = entry("empty two", 2, 0);
+  const Store::Entry unreadable = {Digest("unreadable"), std::nullopt};
+  const LaunchedRank of_two = {1, 2, "RANK=1, WORLD_SIZE=2 (torchrun)"};
+  const ShardRequest builds = {.rank = {}, .world = {}, .builds = true};
+  struct Case {
+    std::vector<Store::Entry> there;
+    ShardRequest request;
+    const Store::Entry* chosen;  // null: refused
+  };
+  const Case cases[] = {
+      {{full, empty}, {}, &full},
+      {{empty, part}, {}, &part},
+      {{part, full}, {}, &full},
+      {{part, full, empty}, {}, &full},
+      {{full, other}, {}, nullptr},
+      {{full, other, part}, {}, nullptr},
+      {{empty, none}, {}, nullptr},
+      {{full, part, unreadable}, {}, nullptr},
+      {{empty, unreadable}, {}, &unreadable},
+      {{empty, two}, {}, &two},
+      {{empty, two}, builds, &empty},
+      {{full, empty_two}, {0, {}}, &empty_two},
+      {{full, empty_two}, {{}, {}, {of_two}}, &empty_two},
+      {{full, empty_two}, {}, &full},
+  };
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    SCOPED_TRACE(i);
+    const Result<Digest128> chosen = ChooseGeneration(cases[i].there, cases[i].request, "/store");
+    ASSERT_EQ(chosen.has_value(), cases[i].chosen != nullptr);
+    if (chosen) {
+      EXPECT_EQ(*chosen, cases[i].chosen->id);
+    }
+  }
+  // For all ranks their number does not matter.
+  EXPECT_EQ(ChooseGeneration({empty, two}, "/store").value(), two.id);
+  EXPECT_EQ(ChooseGeneration({part, two}, "/store").value(), two.id);
+  const Result<Digest128> both = ChooseGeneration({full, two}, "/store");
+  ASSERT_FALSE(both);
+  ASSERT_EQ(both.error().choices().size(), 2u);
+  EXPECT_EQ(both.error().choices()[1].rfind("--generation " + ToHex(two.id).substr(0, 8), 0), 0u);
+  EXPECT_NE(both.error().ToString().find("4 of 4 layers there"), std::string::npos);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "boot/boot_estimate.h"
 #include "boot/describe.h"
+#include "boot/shard_choice.h"
 #include "boot/source_rates.h"
 #include "cli/commands.h"
 #include "cli/console.h"
@@ -51,6 +52,7 @@ class Doctor {
     std::vector<FilePart> parts;
     std::vector<FilePart> cached_parts;  // of them, wholly in the page cache
   };
+  Result<void> OpenGeneration();
   Result<void> CheckStore(Bases* bases);
   Result<void> CountFiles(const Generation& of_rank, Encoding encoding, size_t* present,
                           Bases* bases);
@@ -68,6 +70,7 @@ class Doctor {
   const Kernels& kernels_;
   const CancelToken& cancel_;
   WorkerPool pool_;
+  std::unique_ptr<Generation> generation_;  // null: no store was named
   std::vector<Finding> findings_;
   HugeBuffer sample_;
   double copy_rate_ = 0;
@@ -291,12 +294,18 @@ Result<void> Doctor::CountFiles(const Generation& of_rank, Encoding encoding, si
   return {};
 }
 
-Result<void> Doctor::CheckStore(Bases* bases) {
+Result<void> Doctor::OpenGeneration() {
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options_.path));
-  HP_ASSIGN(const Generation generation,
-            store.OpenGeneration(
-                options_.generation,
+  HP_ASSIGN(
+      Generation generation,
+      OpenMeant(store, options_.generation,
                 {.cancel = &cancel_, .read_only = true, .stall_seconds = options_.stall_seconds}));
+  generation_ = std::make_unique<Generation>(std::move(generation));
+  return {};
+}
+
+Result<void> Doctor::CheckStore(Bases* bases) {
+  const Generation& generation = *generation_;
   const uint32_t world = generation.world();
   const size_t files = generation.manifest().layers.size() * world;
   const std::string of_ranks = world > 1 ? Text(" (of {} ranks)", world) : "";
@@ -333,8 +342,8 @@ Result<void> Doctor::CheckStore(Bases* bases) {
 }
 
 Result<void> Doctor::Run() {
-  // A store that is not there is said at once, before anything is measured.
-  if (!options_.path.empty()) HP_TRY(Store::Open(PosixEnv(), options_.path));
+  // What is wrong with a store's name is said at once, before anything is measured.
+  if (!options_.path.empty()) HP_TRY(OpenGeneration());
   CheckIsa();
   HP_TRY(CheckMemory());
   CheckIo();
@@ -364,6 +373,7 @@ void Doctor::PrintJson() const {
   for (const Finding& finding : findings_)
     json["findings"].push_back(
         {{"ok", finding.ok}, {"subject", finding.subject}, {"text", finding.text}});
+  if (generation_ != nullptr) json["generation"] = ToHex(generation_->id());
   json["isa"] = kernels_.name;
   for (const Kernels* kernels : AvailableKernels()) json["isa_available"].push_back(kernels->name);
   json["read_gigabytes_per_second"] = read_rate_ / kGiga;

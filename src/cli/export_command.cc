@@ -132,7 +132,7 @@ Result<void> RunExportPlanesCache(const Context& context) {
   HP_TRY(CheckOutside("--planes-cache", options.planes_cache, options.path));
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
   HP_ASSIGN(const Generation generation,
-            store.OpenGeneration(options.generation, OpenOptionsOf(context)));
+            OpenMeant(store, options.generation, OpenOptionsOf(context)));
   WorkerPool pool(options.workers);
   Progress progress;
   PlanesCacheExportOptions cache;

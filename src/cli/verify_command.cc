@@ -8,6 +8,7 @@
 #include "boot/layer_selection.h"
 #include "boot/paired_generation.h"
 #include "boot/plan.h"
+#include "boot/shard_choice.h"
 #include "boot/verify_source.h"
 #include "cli/commands.h"
 #include "cli/console.h"
@@ -233,7 +234,7 @@ Result<void> RunVerify(const Context& context) {
   const Options& options = context.options;
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
   HP_ASSIGN(const std::string name, ChooseGeneration(context, store));
-  HP_ASSIGN(const Generation generation, store.OpenGeneration(name, OpenOptionsOf(context)));
+  HP_ASSIGN(const Generation generation, OpenMeant(store, name, OpenOptionsOf(context)));
   HP_TRY(SelectLayers(options.layers, generation.manifest()));
   HP_ASSIGN(const Verified verified, VerifyAll(context, generation));
   HP_ASSIGN(const Completeness found, FindMissing(context, generation));

@@ -15,7 +15,7 @@ Result<void> RunWarm(const Context& context) {
   const Store::OpenOptions open = OpenOptionsOf(context);
   HP_ASSIGN(const Generation generation,
             options.rank ? OpenShard(store, options.generation, open, {options.rank, {}})
-                         : store.OpenGeneration(options.generation, open));
+                         : OpenMeant(store, options.generation, open));
   WorkerPool pool(options.workers);
   Progress progress;
   Result<WarmReport> warmed = [&] {
@@ -25,6 +25,7 @@ Result<void> RunWarm(const Context& context) {
   HP_ASSIGN(const WarmReport report, std::move(warmed));
   if (options.common.json) {
     nlohmann::ordered_json json;
+    json["generation"] = ToHex(generation.id());
     json["files"] = report.files;
     json["bytes"] = report.bytes;
     json["bytes_cached_before"] = report.bytes_cached_before;

@@ -133,8 +133,9 @@ Result<void> Engine::OpenGeneration() {
     HP_TRY(KeepOfCheckpoint(candidates));
   std::string name = options_.generation_prefix;
   if (!candidates.empty()) {
-    HP_ASSIGN(const Digest128 id,
-              ChooseGeneration(candidates, options_.shard, options_.store_directory));
+    ShardRequest request = options_.shard;
+    request.builds = may_build;
+    HP_ASSIGN(const Digest128 id, ChooseGeneration(candidates, request, options_.store_directory));
     name = ToHex(id);
   }
   HP_ASSIGN(const Generation generation,

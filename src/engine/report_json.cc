@@ -211,6 +211,7 @@ std::string StatusJson(const Status& status) {
   field("expected", status.expected());
   field("found", status.found());
   field("advice", status.advice());
+  if (!status.choices().empty()) error["choices"] = status.choices();
   return Dump(Json{{"error", std::move(error)}});
 }
 

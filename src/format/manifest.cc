@@ -5,9 +5,11 @@
 #include <cmath>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "base/format_text.h"
+#include "base/number_text.h"
 #include "format/layer_file.h"
 #include "format/tsym4.h"
 
@@ -351,6 +353,17 @@ std::string DumpLines(const std::vector<Json>& values) {
   return text + "\n  ]";
 }
 
+template <typename Get>
+std::string Range(const Manifest& manifest, Get get) {
+  uint32_t low = UINT32_MAX;
+  uint32_t high = 0;
+  for (const ManifestLayer& layer : manifest.layers) {
+    low = std::min(low, get(layer.geometry));
+    high = std::max(high, get(layer.geometry));
+  }
+  return low == high ? Text("{}", low) : Text("{}-{}", low, high);
+}
+
 }  // namespace
 
 std::string IdentityPreimage(const Identity& identity) {
@@ -358,6 +371,18 @@ std::string IdentityPreimage(const Identity& identity) {
 }
 
 Digest128 GenerationOf(const Identity& identity) { return Digest(IdentityPreimage(identity)); }
+
+std::string DescribeModel(const Manifest& manifest) {
+  std::set<std::string> formats;
+  for (const ManifestLayer& layer : manifest.layers)
+    formats.emplace(SourceFormatName(layer.source_format));
+  std::string text;
+  for (const std::string& format : formats) text += (text.empty() ? "" : "+") + format;
+  return Text("{}, {}, E={} H={} I={}", text, Counted(manifest.layers.size(), "MoE layers"),
+              Range(manifest, [](const LayerGeometry& g) { return g.experts; }),
+              Range(manifest, [](const LayerGeometry& g) { return g.hidden; }),
+              Range(manifest, [](const LayerGeometry& g) { return g.intermediate; }));
+}
 
 bool BuiltFromCheckpoint(const Manifest& manifest) {
   return manifest.scheme != kPlanesCacheScheme && manifest.scheme != kSyntheticScheme;

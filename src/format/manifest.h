@@ -49,11 +49,14 @@ struct Manifest {
   bool operator==(const Manifest&) const = default;
 };
 
+// "mxfp4, 44 MoE layers, E=256 H=4096 I=2048"; ranges where layers differ.
+std::string DescribeModel(const Manifest& manifest);
+
 // Schemes of generations that no checkpoint was read for: planes that were imported, and random
 // ones.
 inline constexpr char kPlanesCacheScheme[] = "moe-w2-planes-cache";
 inline constexpr char kSyntheticScheme[] = "synthetic";
-// Layers of such a generation have a source record.
+// False for these: their layers have no source records.
 bool BuiltFromCheckpoint(const Manifest& manifest);
 
 // The bytes of the published file. Canonical: equal manifests give equal bytes.

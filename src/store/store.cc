@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <map>
 #include <utility>
 
 #include "base/format_text.h"
@@ -49,6 +51,53 @@ Result<void> CheckSameLayers(const Manifest& stored, const Manifest& offered,
           .Expected(Text("{}, scheme {}", Counted(stored.layers.size(), "layers"), stored.scheme))
           .Found(Text("{}, scheme {}", Counted(offered.layers.size(), "layers"), offered.scheme))
           .Advice("build into another store"));
+}
+
+void Describe(const Manifest& manifest, Store::Entry& entry) {
+  entry.identity = manifest.identity;
+  entry.model = DescribeModel(manifest);
+  if (!manifest.checkpoint_id.empty()) entry.model += Text(" ({})", manifest.checkpoint_id);
+  entry.layer_count = static_cast<uint32_t>(manifest.layers.size());
+}
+
+// A folder that cannot be listed may hold anything.
+void CountLayers(Env& env, const std::string& directory, Store::Entry& entry) {
+  const auto names = env.List(directory);
+  entry.holds_layers = !names;
+  if (!names) return;
+  std::map<uint32_t, uint32_t> bases;  // layer -> ranks
+  for (const std::string& name : *names) {
+    const std::optional<LayerName> parsed = ParseLayerName(name);
+    if (!parsed || parsed->encoding == Encoding::kInvalid) continue;
+    entry.holds_layers = true;
+    if (parsed->encoding == Encoding::kBase) ++bases[parsed->layer];
+  }
+  const uint32_t world = entry.identity ? entry.identity->shard_world : 1;
+  entry.layers_with_base = static_cast<uint32_t>(
+      std::ranges::count_if(bases, [world](const auto& base) { return base.second >= world; }));
+}
+
+// The shortest prefix, of eight digits or more, that no other one begins with.
+std::string ShortName(const Store::Entry& entry, const std::vector<Store::Entry>& all) {
+  const std::string name = ToHex(entry.id);
+  const auto means_one = [&all](std::string_view prefix) {
+    return std::ranges::count_if(all, [prefix](const Store::Entry& other) {
+             return ToHex(other.id).starts_with(prefix);
+           }) == 1;
+  };
+  for (size_t digits = 8; digits < name.size(); ++digits)
+    if (means_one(name.substr(0, digits))) return name.substr(0, digits);
+  return name;
+}
+
+std::string DateText(int64_t nanoseconds) {
+  const std::chrono::sys_seconds time{std::chrono::seconds(nanoseconds / 1'000'000'000)};
+  const auto day = std::chrono::floor<std::chrono::days>(time);
+  const std::chrono::year_month_day date(day);
+  const std::chrono::hh_mm_ss clock(time - day);
+  return Text("{}-{:02}-{:02} {:02}:{:02} UTC", static_cast<int>(date.year()),
+              static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
+              clock.hours().count(), clock.minutes().count());
 }
 
 }  // namespace
@@ -120,15 +169,26 @@ Result<Store> Store::Open(Env& env, const std::string& directory) {
   }
   Store store(env, directory);
   HP_ASSIGN(const std::vector<Digest128> generations, store.ListGenerations());
-  if (generations.empty()) {
-    HP_TRY(CheckPlace(env, directory));
-    return Fail(Status::Data("the directory holds no quantized checkpoint")
-                    .File(directory)
-                    .Expected("a folder named by 32 hexadecimal digits with a manifest in it")
-                    .Found("none")
-                    .Advice("build one: hotplane build CHECKPOINT --store DIR"));
+  if (generations.empty()) HP_TRY(CheckPlace(env, directory));
+  HP_ASSIGN(const std::vector<std::string> lost, store.ListWithoutManifest());
+  if (!generations.empty()) {
+    for (const std::string& path : lost)
+      Log(LogLevel::kWarning, "{} is not used: it has layer files and no manifest", path);
+    return store;
   }
-  return store;
+  if (!lost.empty())
+    return Fail(Status::Data("the manifest of a generation is missing")
+                    .File(JoinPath(lost.front(), kManifestName))
+                    .Expected("the manifest beside the layer files")
+                    .Found("no such file")
+                    .Advice("bring it back from a copy of the store, or run `hotplane build` of "
+                            "the same checkpoint: it writes the manifest again and keeps the "
+                            "layer files that fit it"));
+  return Fail(Status::Data("the directory holds no quantized checkpoint")
+                  .File(directory)
+                  .Expected("a folder named by 32 hexadecimal digits with a manifest in it")
+                  .Found("none")
+                  .Advice("build one: hotplane build CHECKPOINT --store DIR"));
 }
 
 Result<std::vector<Digest128>> Store::ListGenerations() const {
@@ -144,6 +204,25 @@ Result<std::vector<Digest128>> Store::ListGenerations() const {
   return generations;
 }
 
+Result<std::vector<std::string>> Store::ListWithoutManifest() const {
+  HP_ASSIGN(const std::vector<std::string> names, env_->List(directory_));
+  std::vector<std::string> lost;
+  for (const std::string& name : names) {
+    if (!ParseGenerationName(name)) continue;
+    const std::string path = JoinPath(directory_, name);
+    bool manifest = false;
+    for (const char* const of : {kManifestName, kDoomedManifestName}) {
+      const Result<FileStat> stat = env_->Stat(JoinPath(path, of));
+      manifest = manifest || !stat || stat->type != FileType::kInvalid;
+    }
+    if (manifest) continue;
+    const auto files = env_->List(path);
+    const auto is_layer = [](const std::string& file) { return ParseLayerName(file).has_value(); };
+    if (files && std::ranges::any_of(*files, is_layer)) lost.push_back(path);
+  }
+  return lost;
+}
+
 Result<std::vector<Store::Entry>> Store::FindGenerations(std::string_view prefix) const {
   HP_ASSIGN(const std::vector<Digest128> all, ListGenerations());
   std::vector<Entry> found;
@@ -152,10 +231,11 @@ Result<std::vector<Store::Entry>> Store::FindGenerations(std::string_view prefix
     if (!name.starts_with(prefix)) continue;
     Entry entry{.id = id, .identity = std::nullopt};
     const std::string path = JoinPath(JoinPath(directory_, name), kManifestName);
+    if (const auto stat = env_->Stat(path)) entry.modified_ns = stat->modified_ns;
     if (const auto bytes = ReadWholeFile(*env_, path, kSealedTextBytesMax)) {
-      if (const auto manifest = DecodeManifest(AsText(*bytes), path))
-        entry.identity = manifest->identity;
+      if (const auto manifest = DecodeManifest(AsText(*bytes), path)) Describe(*manifest, entry);
     }
+    CountLayers(*env_, JoinPath(directory_, name), entry);
     found.push_back(std::move(entry));
   }
   return found;
@@ -172,6 +252,30 @@ std::string Store::ListText(const std::vector<Entry>& generations) {
     }
   }
   return text;
+}
+
+Status Store::Ambiguous(std::string what, const std::vector<Entry>& generations,
+                        const std::string& directory) {
+  std::vector<std::string> choices;
+  for (const Entry& entry : generations) {
+    std::string choice = Text("--generation {}  ", ShortName(entry, generations));
+    if (!entry.identity) {
+      choice += "its manifest cannot be read";
+    } else {
+      choice +=
+          Text("{}{}, {} of {} there", entry.model,
+               entry.identity->shard_world > 1 ? Text(" for {} ranks", entry.identity->shard_world)
+                                               : std::string(),
+               entry.layers_with_base, Counted(entry.layer_count, "layers"));
+    }
+    choices.push_back(choice + Text(", begun {}", DateText(entry.modified_ns)));
+  }
+  return Status::Usage(std::move(what))
+      .File(directory)
+      .Expected("exactly one")
+      .Found(ListText(generations))
+      .Advice("choose one with --generation PREFIX")
+      .Choices(std::move(choices));
 }
 
 Result<Generation> Store::OpenGeneration(std::string_view prefix) const {
@@ -201,12 +305,8 @@ Result<Generation> Store::OpenGeneration(std::string_view prefix,
                     .Expected(ListText(there)));
   }
   HP_ASSIGN(const std::vector<Entry> found, FindGenerations(prefix));
-  return Fail(
-      Status::Usage(Text("the store holds {} generations that could be meant", matches.size()))
-          .File(directory_)
-          .Expected("exactly one")
-          .Found(ListText(found))
-          .Advice("choose one with --generation PREFIX"));
+  return Fail(Ambiguous(Text("the store holds {} generations that could be meant", matches.size()),
+                        found, directory_));
 }
 
 // One attempt; ENOENT when gc removed the directory between two steps.

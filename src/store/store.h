@@ -197,11 +197,24 @@ class Store {
   struct Entry {
     Digest128 id{};
     std::optional<Identity> identity;  // none: its manifest cannot be read
+    std::string model = {};            // DescribeModel, with the checkpoint's name where it has one
+    int64_t modified_ns = 0;           // of its manifest: when its first build began
+    // By the names of its files. What is in them does not decide which generation is meant: a
+    // damaged store is not to be passed over for another one.
+    bool holds_layers = false;
+    uint32_t layer_count = 0;       // of the model
+    uint32_t layers_with_base = 0;  // of every rank
+    bool complete() const { return layer_count > 0 && layers_with_base == layer_count; }
   };
   // The generations whose name begins with `prefix`, by their manifests; sorted by name.
   Result<std::vector<Entry>> FindGenerations(std::string_view prefix) const;
   // "9f3c..., 7a10... (4 ranks)", for messages.
   static std::string ListText(const std::vector<Entry>& generations);
+  // kUsage: which of them is meant? Tells them apart, each with the option that chooses it.
+  static Status Ambiguous(std::string what, const std::vector<Entry>& generations,
+                          const std::string& directory);
+  // Folders of generations that have layer files and lost their manifest; paths.
+  Result<std::vector<std::string>> ListWithoutManifest() const;
   // Without a prefix there must be exactly one: several are kUsage with the list, none is kData.
   Result<Generation> OpenGeneration(std::string_view prefix = {}) const;
   Result<Generation> OpenGeneration(std::string_view prefix, const OpenOptions& options) const;

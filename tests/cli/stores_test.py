@@ -2,6 +2,7 @@
 are, what was mended."""
 
 import glob
+import json
 import os
 import shutil
 import tempfile
@@ -143,6 +144,82 @@ class Completeness(StoreTest):
         done = self.refused(3, "verify", store, "--complete")
         self.assertIn("base 3 of 4 files: layer 1 missing", done.stdout)
         self.assertIn(gone, done.stdout)
+
+
+class SeveralGenerations(StoreTest):
+    """The store of a model, and in it what a build of another one left."""
+
+    COMMANDS = (("boot",), ("warm",), ("verify",), ("doctor", "--store"))
+
+    def setUp(self):
+        super().setUp()
+        self.other = command.write_checkpoint(os.path.join(self.root, "other"),
+                                              command.bf16_tensors(layers=2))
+        self.name = os.path.basename(self.generation)
+
+    def begin(self, *layers):
+        command.must("build", self.other, "--store", self.store, "-q", "--tiers", "base",
+                     *(("--layers", ",".join(layers)) if layers else ()))
+        [second] = [name for name in os.listdir(self.store) if name != self.name]
+        return second
+
+    def all_use(self, generation):
+        for arguments in self.COMMANDS:
+            done = command.must(*arguments, self.store, "--json")
+            self.assertEqual(json.loads(done.stdout)["generation"], generation, arguments)
+            self.assertIn(f"of 2 generations {generation} is used", done.stderr)
+
+    def test_one_that_has_no_layers_is_passed_over(self):
+        second = self.begin("0")
+        for path in glob.glob(os.path.join(self.store, second, "layer-*")):
+            os.remove(path)
+        self.all_use(self.name)
+        before = command.files_below(self.store)
+        plan = command.must_json("boot", self.store, "--checkpoint", self.other, "--dry-run")
+        self.assertEqual(plan["generation"], second)
+        self.assertEqual(command.files_below(self.store), before)
+        command.must("boot", self.store, "--generation", self.name[:8])
+
+    def test_the_one_that_is_whole_is_used(self):
+        self.begin("1")
+        self.all_use(self.name)
+
+    def test_a_damaged_store_is_not_passed_over(self):
+        second = self.begin("1")
+        command.flip(self.file("layer-0001.base"), 100)
+        for arguments in (("boot", self.store), ("verify", self.store)):
+            done = self.refused(3, *arguments)
+            self.assertIn(f"of 2 generations {self.name} is used", done.stderr)
+        os.remove(self.file("layer-0001.base"))  # now neither is whole
+        done = self.refused(2, "boot", self.store)
+        self.assertIn(f"--generation {self.name[:8]}  mxfp4, 4 MoE layers, E=2 H=64 I=64, "
+                      "3 of 4 layers there, begun 20", done.stderr)
+        self.assertIn(f"--generation {second[:8]}  bf16, 2 MoE layers", done.stderr)
+
+    def test_where_both_are_whole_they_are_told_apart(self):
+        second = self.begin()
+        for arguments in self.COMMANDS:
+            done = self.refused(2, *arguments, self.store)
+            for name, what in ((self.name, "mxfp4, 4 MoE layers, E=2 H=64 I=64, 4 of 4 layers"),
+                               (second, "bf16, 2 MoE layers, E=2 H=64 I=64, 2 of 2 layers")):
+                self.assertRegex(done.stderr, f"--generation {name[:8]}  {what} there, begun "
+                                 r"\d{4}-\d\d-\d\d \d\d:\d\d UTC")
+        error = json.loads(command.run("warm", self.store, "--json").stdout)["error"]
+        self.assertEqual(len(error["choices"]), 2)
+        for choice in error["choices"]:
+            command.must("warm", self.store, *choice.split()[:2])
+
+    def test_a_lost_manifest_is_told(self):
+        os.remove(self.file("manifest"))
+        for name in ("boot", "verify", "warm"):
+            done = self.refused(3, name, self.store)
+            self.assertIn("manifest of a generation is missing", done.stderr)
+            self.assertIn(self.file("manifest"), done.stderr)
+        self.begin()
+        self.assertIn(f"{self.generation} is not used: it has layer files and no manifest",
+                      command.must("boot", self.store).stderr)
+        command.must("build", self.model, "--store", self.store, "-q")
+        command.must("verify", self.store, "--complete", "--generation", self.name)
 
 
 if __name__ == "__main__":
