@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/format_text.h"
 #include "checkpoint/shard_index.h"
+#include "io/path_kind.h"
 
 namespace hotplane {
 namespace {
@@ -180,10 +181,15 @@ Result<std::string> FindSingleFile(Env& env, const std::string& folder) {
     if (found.empty() && name.ends_with(".gguf")) return Fail(GgufStatus(JoinPath(folder, name)));
   }
   if (found.empty()) {
-    return Fail(Status::Usage("the folder holds no checkpoint")
+    const PathKind kind = PathKindOf(env, folder);
+    const bool store = kind == PathKind::kStore || kind == PathKind::kGeneration;
+    return Fail(Status::Usage(store ? "this is a store, not a checkpoint"
+                                    : "the folder holds no checkpoint")
                     .File(folder)
                     .Expected(Text("{}, or one .safetensors file", kShardIndexName))
-                    .Found("neither"));
+                    .Found(DescribePath(env, folder))
+                    .Advice(store ? "give the checkpoint that the store was built from"
+                                  : "give the folder that the model's files were fetched into"));
   }
   return Fail(
       Status::Usage("the folder holds several .safetensors files and no index")
@@ -247,6 +253,11 @@ struct FoundFiles {
 
 Result<FoundFiles> FindFiles(Env& env, const std::string& path) {
   HP_ASSIGN(const FileStat stat, env.Stat(path));
+  if (stat.type == FileType::kRegular && PathKindOf(env, path) == PathKind::kLayerFile)
+    return Fail(Status::Usage("this is a layer file of a store, not a checkpoint")
+                    .File(path)
+                    .Expected("a folder or a .safetensors file")
+                    .Advice("give the checkpoint that the store was built from"));
   if (stat.type == FileType::kRegular) return FoundFiles{ParentPath(path), {path}, std::nullopt};
   if (stat.type != FileType::kDirectory)
     return Fail(Status::Usage("there is no checkpoint at this path")

@@ -397,7 +397,7 @@ TEST_F(CheckpointOpen, RefusesPathsWithoutACheckpoint) {
   ExpectRefusal(Open("/empty"), {.code = StatusCode::kUsage,
                                  .file = "/empty",
                                  .expected = "model.safetensors.index.json",
-                                 .found = "neither"});
+                                 .found = "an empty folder"});
   SetText("/two/a.safetensors", RawSafetensors("{}", 0));
   SetText("/two/b.safetensors", RawSafetensors("{}", 0));
   const auto two = Open("/two");

@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "engine/import_planes_cache.h"
+#include "io/path_kind.h"
 #include "store/store.h"
 
 namespace hotplane::cli {
@@ -288,6 +289,7 @@ Result<void> RunInspect(const Context& context) {
       return InspectLayerFile(context, *file);
     return InspectCheckpoint(context);
   }
+  if (PathKindOf(env, path) == PathKind::kCheckpoint) return InspectCheckpoint(context);
   const Result<Store> store = Store::Open(env, path);
   if (store) return InspectStore(context, *store);
   // No generation in it: then it can only be a checkpoint. Anything else is said as it is.

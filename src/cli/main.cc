@@ -86,10 +86,12 @@ int Run(int argc, char** argv) {
   InstallLog(outcome.options->common);
   for (const std::string& note : outcome.notes) Log(LogLevel::kInfo, "{}", note);
   const Result<void> result = Run(*outcome.options);
-  const int exit_code = result
-                            ? 0
-                            : ReportFailure(WithSettings(result.error(), outcome.options->settings),
-                                            outcome.options->common);
+  int exit_code = 0;
+  if (!result) {
+    const Options& options = *outcome.options;
+    const Status told = WithSettings(result.error(), options.settings);
+    exit_code = ReportFailure(WithPathsMeant(told, options.line), options.common);
+  }
   SetLogSink({});
   return exit_code;
 }

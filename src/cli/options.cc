@@ -661,6 +661,38 @@ const CLI::App* Parser::Given(int argc, char** argv) const {
   return nullptr;
 }
 
+// The words after the command's name. An option that the command does not have takes the next word
+// for its value where its name is one of a path.
+CommandLine LineOf(const CLI::App& app, int argc, char** argv) {
+  CommandLine line{.command = app.get_name(), .words = {}};
+  int i = static_cast<int>(std::find(argv, argv + argc, line.command) - argv) + 1;
+  bool only_arguments = false;
+  for (; i < argc; ++i) {
+    std::string text = argv[i];
+    if (only_arguments || text.size() < 2 || text[0] != '-') {
+      line.words.push_back({.option = "", .value = text});
+      continue;
+    }
+    if (text == "--") {
+      only_arguments = true;
+      continue;
+    }
+    const size_t equals = text.find('=');
+    Word word{.option = text.substr(0, equals), .value = ""};
+    const CLI::Option* const option = app.get_option_no_throw(word.option);
+    word.known = option != nullptr;
+    word.valued = equals != std::string::npos ||
+                  (option == nullptr ? NamesAPath(word.option) : option->get_expected_max() > 0);
+    if (equals != std::string::npos) {
+      word.value = text.substr(equals + 1);
+    } else if (word.valued && i + 1 < argc) {
+      word.value = argv[++i];
+    }
+    line.words.push_back(std::move(word));
+  }
+  return line;
+}
+
 // What the environment gave for the option; null when it is not from there.
 const Setting* Parser::SettingFor(const std::string& option) const {
   for (const Setting& setting : options_.settings)
@@ -714,6 +746,8 @@ ParseOutcome Parser::Parse(int argc, char** argv) {
       return outcome;
     }
     const CLI::App* const given = Given(argc, argv);
+    if (given != nullptr) outcome.error = MisplacedPath(LineOf(*given, argc, argv));
+    if (outcome.error) return outcome;
     const std::string unknown = FirstUnknown(given, argc, argv);
     outcome.error = Status::Usage(unknown.empty() ? error.what() : unknown)
                         .Advice(Text("`hotplane {}--help` lists what there is",
@@ -723,6 +757,7 @@ ParseOutcome Parser::Parse(int argc, char** argv) {
   for (const auto& [command, app] : commands_) {
     if (!app->parsed()) continue;
     options_.command = command;
+    options_.line = LineOf(*app, argc, argv);
     outcome.error = RefuseEmptyAndRepeated(*app);
     if (outcome.error) return outcome;
   }

@@ -10,6 +10,7 @@
 #include "boot/executor.h"
 #include "boot/plan.h"
 #include "cli/environment.h"
+#include "cli/meant.h"
 #include "device/device.h"
 #include "format/kinds.h"
 
@@ -42,6 +43,7 @@ struct Options {
   Command command = Command::kInvalid;
   CommonOptions common;
   std::vector<Setting> settings;  // which options the environment gave
+  CommandLine line;               // as it was given, for advice
 
   std::string path;        // CHECKPOINT, DIR or FILE, the first positional argument
   std::string store;       // --store

@@ -12,6 +12,7 @@
 #include "format/layer_file.h"
 #include "format/sha256.h"
 #include "format/tsym4.h"
+#include "io/path_kind.h"
 
 namespace hotplane {
 namespace {
@@ -342,7 +343,8 @@ Result<PlanesCache> Scanner::Run(std::string_view key_prefix) {
     return Fail(NoCache(directory_, stat.type == FileType::kInvalid ? "nothing" : "not a folder"));
   const std::string versions = JoinPath(directory_, kVersionFolder);
   HP_ASSIGN(const FileStat version, StatNoLink(versions, FileType::kDirectory));
-  if (version.type == FileType::kInvalid) return Fail(NoCache(directory_, "no folder v2"));
+  if (version.type == FileType::kInvalid)
+    return Fail(NoCache(directory_, Text("no folder v2: {}", DescribePath(env_, directory_))));
   HP_ASSIGN(const std::vector<std::string> keys, env_.List(versions));
   for (const std::string& key : keys) HP_TRY(ScanKey(key));
   if (ranks_.empty()) return Fail(NoCache(directory_, "no tp<W>-rank<R> with files in it"));

@@ -4,6 +4,7 @@
 
 #include "base/format_text.h"
 #include "base/log.h"
+#include "io/path_kind.h"
 #include "store/locks.h"
 #include "store/paths.h"
 #include "store/store.h"
@@ -210,9 +211,13 @@ Result<GcReport> Store::CollectGarbage(Env& env, const std::string& directory,
                                        std::string_view generation_prefix, bool dry_run) {
   HP_ASSIGN(const FileStat stat, env.Stat(directory));
   if (stat.type != FileType::kDirectory) {
-    return Fail(Status::Usage("there is no store here").File(directory).Expected("a directory"));
+    return Fail(Status::Usage("there is no store here")
+                    .File(directory)
+                    .Expected("a directory")
+                    .Found(DescribePath(env, directory)));
   }
   HP_TRY(CheckPlace(env, directory));
+  HP_TRY(RefuseOtherKinds(env, directory));
   HP_ASSIGN(const std::vector<std::string> names, env.List(directory));
   std::vector<std::string> generations;
   std::vector<std::string> matches;

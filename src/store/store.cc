@@ -9,6 +9,7 @@
 #include "base/format_text.h"
 #include "base/log.h"
 #include "base/number_text.h"
+#include "io/path_kind.h"
 #include "store/generation_files.h"
 #include "store/generation_state.h"
 #include "store/locks.h"
@@ -132,6 +133,29 @@ Result<Generation> Store::LoadGeneration(Env& env, const std::string& directory,
   return Generation(std::move(state));
 }
 
+// A checkpoint or a planes cache where a store is expected: its owner would find a store's files
+// between the others.
+Result<void> Store::RefuseOtherKinds(Env& env, const std::string& directory) {
+  const PathKind kind = PathKindOf(env, directory);
+  if (kind == PathKind::kCheckpoint)
+    return Fail(Status::Usage("this is a checkpoint, not a store")
+                    .File(directory)
+                    .Expected("the folder of a store")
+                    .Found("the files of a checkpoint")
+                    .Advice(Text("give the store that was built from it; or build one in another "
+                                 "folder: hotplane build {} --store DIR",
+                                 directory)));
+  if (kind == PathKind::kPlanesCache)
+    return Fail(Status::Usage("this is a planes cache of vLLM-MoET, not a store")
+                    .File(directory)
+                    .Expected("the folder of a store")
+                    .Found("v2/KEY/tp<W>-rank<R>")
+                    .Advice(Text("make a store of it: hotplane import --planes-cache {} "
+                                 "--layers-geometry GEOMETRY STORE",
+                                 directory)));
+  return {};
+}
+
 Result<void> Store::CheckPlace(Env& env, const std::string& directory) {
   HP_ASSIGN(const FileStat manifest, env.Stat(JoinPath(directory, kManifestName)));
   if (manifest.type == FileType::kInvalid) return {};
@@ -165,7 +189,10 @@ Result<Store> Store::Open(Env& env, const std::string& directory) {
     return Fail(Status::Usage("a store is a directory, this is not one")
                     .File(directory)
                     .Expected("a directory")
-                    .Found(stat.type == FileType::kRegular ? "a file" : "a special file"));
+                    .Found(stat.type == FileType::kRegular
+                               ? std::string(PathKindText(PathKindOf(env, directory)))
+                               : "a special file")
+                    .Advice("give the folder that `build --store` was given"));
   }
   Store store(env, directory);
   HP_ASSIGN(const std::vector<Digest128> generations, store.ListGenerations());
@@ -184,11 +211,14 @@ Result<Store> Store::Open(Env& env, const std::string& directory) {
                     .Advice("bring it back from a copy of the store, or run `hotplane build` of "
                             "the same checkpoint: it writes the manifest again and keeps the "
                             "layer files that fit it"));
+  HP_TRY(RefuseOtherKinds(env, directory));
+  const std::string inside = FirstInside(env, directory, PathKind::kStore);
   return Fail(Status::Data("the directory holds no quantized checkpoint")
                   .File(directory)
                   .Expected("a folder named by 32 hexadecimal digits with a manifest in it")
-                  .Found("none")
-                  .Advice("build one: hotplane build CHECKPOINT --store DIR"));
+                  .Found(DescribePath(env, directory))
+                  .Advice(inside.empty() ? "build one: hotplane build CHECKPOINT --store DIR"
+                                         : "give " + inside));
 }
 
 Result<std::vector<Digest128>> Store::ListGenerations() const {
@@ -347,6 +377,7 @@ Result<Generation> Store::OpenOrCreateGeneration(Env& env, const std::string& di
                     .Found(stat.type == FileType::kRegular ? "a file" : "a special file"));
   }
   HP_TRY(CheckPlace(env, directory));
+  HP_TRY(RefuseOtherKinds(env, directory));
   for (int attempt = 1;; ++attempt) {
     Result<Generation> generation = TryCreateGeneration(env, directory, manifest, waiting);
     const bool removed = !generation && generation.error().error_number() == ENOENT;

@@ -220,8 +220,8 @@ class Store {
   Result<Generation> OpenGeneration(std::string_view prefix, const OpenOptions& options) const;
 
   // Creates store, generation directory and manifest where missing (for builders), then opens it.
-  // An existing manifest stands, its layers must be the same. kUsage when `directory` is a file,
-  // kSystem when it cannot be written.
+  // An existing manifest stands, its layers must be the same. kUsage when `directory` is a file, a
+  // checkpoint or a planes cache, kSystem when it cannot be written.
   static Result<Generation> OpenOrCreateGeneration(Env& env, const std::string& directory,
                                                    const Manifest& manifest,
                                                    const LockWaiting& waiting = {});
@@ -233,6 +233,7 @@ class Store {
 
  private:
   Store(Env& env, std::string directory) : env_(&env), directory_(std::move(directory)) {}
+  static Result<void> RefuseOtherKinds(Env& env, const std::string& directory);
   static Result<Generation> LoadGeneration(Env& env, const std::string& directory,
                                            const Digest128& id,
                                            std::unique_ptr<FileLock> users_lock);

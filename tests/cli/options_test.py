@@ -142,5 +142,126 @@ class InTheStore(unittest.TestCase):
         self.assertNotIn("HOTPLANE_", done.stderr)
 
 
+class Places(unittest.TestCase):
+    """A checkpoint where a store is expected and the other way round, as argument or option."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.root = tempfile.mkdtemp(prefix="hotplane-places-")
+        cls.addClassCleanup(shutil.rmtree, cls.root)
+        cls.model = command.write_checkpoint(os.path.join(cls.root, "model"),
+                                             command.mxfp4_tensors())
+        cls.store = os.path.join(cls.root, "the store")
+        command.must("build", cls.model, "--store", cls.store, "-q")
+        cls.nothing = os.path.join(cls.root, "nothing")
+
+    def refused(self, *arguments, code=2, env=None):
+        before = sorted(os.walk(self.root))
+        done = command.run(*arguments, "--json", env=env)
+        self.assertEqual(done.returncode, code, (arguments, done.stderr))
+        self.assertEqual(sorted(os.walk(self.root)), before)
+        return command.json.loads(done.stdout)["error"]
+
+    def meant(self, *arguments):
+        """The line in the advice, as words, with the paths as they were given."""
+        advice = self.refused(*arguments)["advice"]
+        self.assertIn("is probably what was meant", advice)
+        words = command.shlex.split(advice.split("`")[1])
+        self.assertEqual(words[0], "hotplane")
+        words.remove("--json")
+        return words[1:]
+
+    def test_a_checkpoint_is_no_store(self):
+        for arguments in (("boot", self.model), ("warm", self.model), ("verify", self.model),
+                          ("gc", self.model), ("doctor", "--store", self.model),
+                          ("export", self.model, "--planes-cache", self.nothing),
+                          ("boot", self.model, "--checkpoint", self.model),
+                          ("build", self.model, "--store", self.model),
+                          ("fidelity", self.model, "--store", self.model)):
+            with self.subTest(arguments=arguments):
+                error = self.refused(*arguments)
+                self.assertEqual(error["what"], "this is a checkpoint, not a store")
+                self.assertEqual(error["file"], self.model)
+                self.assertIn(f"hotplane build {self.model} --store DIR", error["advice"])
+
+    def test_a_store_is_no_checkpoint(self):
+        for arguments in (("build", self.store, "--store", self.nothing),
+                          ("verify", self.store, "--source", self.store),
+                          ("fidelity", self.store, "--store", self.store)):
+            with self.subTest(arguments=arguments):
+                error = self.refused(*arguments)
+                self.assertEqual(error["what"], "this is a store, not a checkpoint")
+                self.assertEqual(error["file"], self.store)
+                self.assertIn("CHECKPOINT", error["advice"])
+                self.assertIn("the store was built from", error["advice"])
+
+    def test_exchanged(self):
+        for name, option in (("build", "--store"), ("fidelity", "--store")):
+            self.assertEqual(self.meant(name, self.store, option, self.model),
+                             [name, self.model, option, self.store])
+        for name, option in (("boot", "--checkpoint"), ("verify", "--source")):
+            self.assertEqual(self.meant(name, self.model, option, self.store),
+                             [name, self.store, option, self.model])
+        self.assertEqual(self.meant("verify", self.model),
+                         ["verify", "DIR", "--source", self.model])
+        self.assertEqual(self.meant("build", self.store, "--store", self.nothing),
+                         ["build", "CHECKPOINT", "--store", self.store])
+
+    def test_the_argument_as_an_option(self):
+        for name in ("boot", "warm", "verify", "inspect", "gc", "synth"):
+            self.assertEqual(self.meant(name, "--store", self.store), [name, self.store])
+            self.assertEqual(self.meant(name, "--dir=" + self.store), [name, self.store])
+        for name in ("build", "fidelity"):
+            for option in ("--checkpoint", "--model"):
+                self.assertEqual(
+                    self.meant(name, option, self.model, "--store", self.store, "--workers", "1"),
+                    [name, self.model, "--store", self.store, "--workers", "1"])
+        self.assertEqual(self.meant("boot", self.model, "--store", self.store, "--map"),
+                         ["boot", self.store, "--checkpoint", self.model, "--map"])
+        self.assertEqual(
+            self.meant("import", "--planes-cache", "p", "--layers-geometry", "4,64,64", "--store",
+                       self.store),
+            ["import", self.store, "--planes-cache", "p", "--layers-geometry", "4,64,64"])
+
+    def test_the_option_as_an_argument(self):
+        for name in ("build", "fidelity"):
+            for pair in ((self.model, self.store), (self.store, self.model),
+                         (self.nothing, self.model)):
+                store = self.nothing if self.nothing in pair else self.store
+                self.assertEqual(self.meant(name, *pair), [name, self.model, "--store", store])
+        for name, option in (("boot", "--checkpoint"), ("verify", "--source")):
+            for pair in ((self.store, self.model), (self.model, self.store)):
+                self.assertEqual(self.meant(name, *pair), [name, self.store, option, self.model])
+        self.assertEqual(self.meant("doctor", self.store), ["doctor", "--store", self.store])
+
+    def test_another_commands_option(self):
+        self.assertEqual(self.meant("verify", self.store, "--checkpoint", self.model),
+                         ["verify", self.store, "--source", self.model])
+        self.assertEqual(self.meant("boot", self.store, "--source", self.model),
+                         ["boot", self.store, "--checkpoint", self.model])
+        self.assertEqual(self.meant("build", self.model, "--dir", self.store),
+                         ["build", self.model, "--store", self.store])
+
+    def test_the_variable_is_no_argument(self):
+        error = self.refused("boot", env={"HOTPLANE_STORE": self.store})
+        self.assertIn("HOTPLANE_STORE stands for --store", error["what"])
+        self.assertIn(f"hotplane boot '{self.store}'", error["advice"])
+
+    def test_what_is_recognised_is_said(self):
+        layer = [f for f in command.files_below(self.store) if f.endswith(".base")][0]
+        shard = [f for f in command.files_below(self.model) if f.endswith(".safetensors")][0]
+        for code, arguments, found in (
+                (2, ("boot", layer), "a layer file of a store"),
+                (2, ("boot", shard), "a safetensors file"),
+                (3, ("boot", self.root), "a folder, with a store in it: " + self.store),
+                (2, ("build", self.root, "--store", self.nothing), "with a store in it"),
+                (2, ("import", "--planes-cache", self.store, "--layers-geometry", "4,64,64",
+                     self.nothing), "no folder v2: a store")):
+            with self.subTest(arguments=arguments):
+                self.assertIn(found, self.refused(*arguments, code=code)["found"])
+        self.assertIn("a layer file of a store",
+                      self.refused("build", layer, "--store", self.nothing)["what"])
+
+
 if __name__ == "__main__":
     command.main(unittest)
