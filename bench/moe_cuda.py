@@ -118,6 +118,7 @@ def main():
     parser.add_argument("--shape", choices=SHAPES, action="append")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--precision")
+    parser.add_argument("--fp8", action="store_true", help="activations in FP8")
     parser.add_argument("--json", help="file for all figures")
     arguments = parser.parse_args()
     try:
@@ -134,6 +135,8 @@ def main():
                    "/dev/fd/3"]
         if arguments.precision:
             command += ["--precision", arguments.precision]
+        if arguments.fp8:
+            command.append("--fp8")
         command = ["/bin/sh", "-c", '"$@" 3>&1 >/dev/null', "sh", *command]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:

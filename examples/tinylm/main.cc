@@ -100,7 +100,7 @@ void PrintRows(const Options& options, const std::vector<Row>& rows) {
     json report = {{"command", "tinylm eval"},
                    {"model", options.model},
                    {"text", options.text},
-                   {"arithmetic", options.arithmetic == HOTPLANE_EXACT ? "exact" : "fast"},
+                   {"arithmetic", Name(options.arithmetic)},
                    {"device", options.device},
                    {"loss", rows.front().scoring.loss},
                    {"bytes_scored", rows.front().scoring.predictions.size()},

@@ -20,7 +20,8 @@ are computed by hotplane from the store; layers that the store lacks are built o
   --share S               mixed: in each layer the experts that carry this share of the routed
                           weight are at FP4, the others at base; 0 to 1 (0.75)
   --text FILE             what is scored, and what the routed weight of mixed is measured on
-  --arithmetic fast|exact of hotplane's products on the CPU (fast)
+  --arithmetic A          fast (int8 activations), exact (float32; on a GPU both are bfloat16),
+                          or fp8 (activations in FP8) (fast)
   --device cpu|cuda|cuda:N where hotplane computes (cpu); on a GPU in bfloat16
   --threads N             eval: windows at the same time (the CPUs)
   --json                  one object on stdout
@@ -33,6 +34,10 @@ are computed by hotplane from the store; layers that the store lacks are built o
 
 Example: tinylm eval models/tinymoe-mxfp4 --store /tmp/store --json
 )";
+
+const char* Name(hotplane_arithmetic arithmetic) {
+  return arithmetic == HOTPLANE_FP8 ? "fp8" : arithmetic == HOTPLANE_EXACT ? "exact" : "fast";
+}
 
 namespace {
 
@@ -53,8 +58,12 @@ bool SetPrecision(const std::string& value, Options& options) {
 }
 
 bool SetArithmetic(const std::string& value, Options& options) {
-  options.arithmetic = value == "exact" ? HOTPLANE_EXACT : HOTPLANE_FAST;
-  return value == "exact" || value == "fast";
+  for (const hotplane_arithmetic arithmetic : {HOTPLANE_FAST, HOTPLANE_EXACT, HOTPLANE_FP8}) {
+    if (value != Name(arithmetic)) continue;
+    options.arithmetic = arithmetic;
+    return true;
+  }
+  return false;
 }
 
 bool IsFlag(const std::string& name) { return name == "--json" || name == "--no-cache"; }

@@ -11,6 +11,7 @@ namespace tinylm {
 
 enum class Precision { kSource, kFp4, kBase, kMixed };
 const char* Name(Precision precision);
+const char* Name(hotplane_arithmetic arithmetic);
 
 struct Options {
   bool help = false;

@@ -488,9 +488,12 @@ typedef enum hotplane_precision {
   HOTPLANE_PRECISION_FP4_OR_BASE = 3 /* of calls on a device: FP4 where it is there already */
 } hotplane_precision;
 
+/* How activations enter both products of a layer. On a device FAST and EXACT are both bfloat16. */
 typedef enum hotplane_arithmetic {
-  HOTPLANE_FAST = 1, /* activations as int8 with one float32 scale per token and 32 of them */
-  HOTPLANE_EXACT = 2 /* activations stay float32 */
+  HOTPLANE_FAST = 1,  /* as int8 with one float32 scale per token and 32 of them */
+  HOTPLANE_EXACT = 2, /* as float32 */
+  HOTPLANE_FP8 = 3    /* rounded to e4m3 with one power of two per token and 128 of them, and then
+                         as EXACT: what a model gives that is served with FP8 activations */
 } hotplane_arithmetic;
 
 /* One call of the operator on arrays of the host, straight from the planes; with e = ids[t,s]
@@ -501,7 +504,7 @@ typedef struct hotplane_moe {
   uint32_t layer;       /* ordinal; published by the boot */
   uint32_t token_count; /* T; 0: nothing is done */
   uint32_t top_k;       /* k; an expert may come twice for a token */
-  int arithmetic;       /* a hotplane_arithmetic, of layers on the host; FAST by default */
+  int arithmetic;       /* a hotplane_arithmetic; FAST by default */
   int precision; /* a hotplane_precision, of every expert where there are no `precisions`; BASE
                     by default */
   const uint8_t* precisions; /* [E of the model's layer], a hotplane_precision each; NULL */
@@ -533,6 +536,7 @@ typedef struct hotplane_device_moe {
   uint32_t layer;         /* ordinal; published by the boot, on a CUDA device */
   uint32_t token_count;   /* T; 0: nothing is done */
   uint32_t top_k;         /* k; an expert may come twice for a token */
+  int arithmetic;         /* HOTPLANE_FP8, or another one: bfloat16; FAST by default */
   int precision;          /* a hotplane_precision, of every expert where there are no `precisions`;
                              BASE by default */
   const void* precisions; /* uint8_t [E of the model's layer], a hotplane_precision each; NULL */

@@ -9,6 +9,7 @@ namespace {
 
 static_assert(int{HOTPLANE_FAST} == static_cast<int>(Arithmetic::kFast));
 static_assert(int{HOTPLANE_EXACT} == static_cast<int>(Arithmetic::kExact));
+static_assert(int{HOTPLANE_FP8} == static_cast<int>(Arithmetic::kFp8));
 static_assert(int{HOTPLANE_PRECISION_BASE} == static_cast<int>(Precision::kBase));
 static_assert(int{HOTPLANE_PRECISION_FP4} == static_cast<int>(Precision::kFp4));
 
@@ -28,10 +29,15 @@ Result<Call> ReadCall(const Call* call, const char* name) {
   return *call;
 }
 
+Result<void> CheckArithmetic(int arithmetic, const char* of) {
+  if (arithmetic >= HOTPLANE_FAST && arithmetic <= HOTPLANE_FP8) return {};
+  return Fail(Status::Usage(Text("{}.arithmetic has an unknown value", of))
+                  .Expected(Text("{} to {}", int{HOTPLANE_FAST}, int{HOTPLANE_FP8}))
+                  .Found(Text("{}", arithmetic)));
+}
+
 Result<MoeRequest> RequestOf(const Engine& engine, const hotplane_moe& call) {
-  if (call.arithmetic != HOTPLANE_FAST && call.arithmetic != HOTPLANE_EXACT)
-    return Fail(Status::Usage("hotplane_moe.arithmetic has an unknown value")
-                    .Found(Text("{}", call.arithmetic)));
+  HP_TRY(CheckArithmetic(call.arithmetic, "hotplane_moe"));
   if (call.precision != HOTPLANE_PRECISION_BASE && call.precision != HOTPLANE_PRECISION_FP4)
     return Fail(Status::Usage("hotplane_moe.precision has an unknown value")
                     .Expected("base or FP4, where arrays are the host's")
@@ -56,8 +62,10 @@ Result<DeviceMoeRequest> RequestOf(const hotplane_device_moe& call) {
   if (call.precision < HOTPLANE_PRECISION_BASE || call.precision > HOTPLANE_PRECISION_FP4_OR_BASE)
     return Fail(Status::Usage("hotplane_device_moe.precision has an unknown value")
                     .Found(Text("{}", call.precision)));
+  HP_TRY(CheckArithmetic(call.arithmetic, "hotplane_device_moe"));
   DeviceMoeRequest request;
   request.layer = call.layer;
+  request.fp8 = call.arithmetic == HOTPLANE_FP8;
   request.precision = static_cast<DevicePrecision>(call.precision);
   request.precisions = static_cast<const uint8_t*>(call.precisions);
   request.token_count = call.token_count;
@@ -118,7 +126,9 @@ hotplane_code hotplane_moe_forward(hotplane_engine* engine, const hotplane_moe* 
 
 void hotplane_device_moe_init(hotplane_device_moe* call) {
   hotplane::capi::InitStruct(call);
-  if (call != nullptr) call->precision = HOTPLANE_PRECISION_BASE;
+  if (call == nullptr) return;
+  call->arithmetic = HOTPLANE_FAST;
+  call->precision = HOTPLANE_PRECISION_BASE;
 }
 
 hotplane_code hotplane_stream_wait_layer(hotplane_engine* engine, uint32_t layer, void* stream) {

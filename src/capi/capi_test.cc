@@ -450,11 +450,16 @@ TEST_F(CapiTest, WhatIsForDevicesRefusesLayersOnTheHost) {
   hotplane_device_moe_init(&on_device);
   hotplane_device_moe_init(nullptr);
   EXPECT_EQ(on_device.precision, HOTPLANE_PRECISION_BASE);
+  EXPECT_EQ(on_device.arithmetic, HOTPLANE_FAST);
   EXPECT_EQ(hotplane_moe_forward_on_device(engine, &on_device), HOTPLANE_USAGE);
   EXPECT_NE(std::string(hotplane_last_error()).find("memory of the host"), std::string::npos);
   on_device.precision = 4;
   EXPECT_EQ(hotplane_moe_forward_on_device(engine, &on_device), HOTPLANE_USAGE);
   EXPECT_NE(std::string(hotplane_last_error()).find("precision"), std::string::npos);
+  on_device.precision = HOTPLANE_PRECISION_BASE;
+  on_device.arithmetic = 4;
+  EXPECT_EQ(hotplane_moe_forward_on_device(engine, &on_device), HOTPLANE_USAGE);
+  EXPECT_NE(std::string(hotplane_last_error()).find("arithmetic"), std::string::npos);
   on_device.struct_bytes = 8;
   EXPECT_EQ(hotplane_moe_forward_on_device(engine, &on_device), HOTPLANE_USAGE);
   EXPECT_NE(std::string(hotplane_last_error()).find("unknown size"), std::string::npos);

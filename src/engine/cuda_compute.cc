@@ -321,6 +321,7 @@ Result<void> CudaCompute::RunPiece(const MoeCall& call, size_t first, size_t cou
     CudaMoeCall on_device;
     on_device.geometry = call.geometry;
     on_device.activation = call.activation;
+    on_device.fp8 = call.arithmetic == Arithmetic::kFp8;
     on_device.token_count = static_cast<uint32_t>(count);
     on_device.top_k = static_cast<uint32_t>(call.top_k);
     on_device.slots = reinterpret_cast<const ExpertSlot*>(memory + at.slots);
@@ -377,6 +378,7 @@ Result<void> CudaCompute::Enqueue(const BootedLayer& layer, uint32_t expert_coun
   call.geometry = layer.geometry;
   call.geometry.experts = expert_count;
   call.activation = activation;
+  call.fp8 = request.fp8;
   call.token_count = request.token_count;
   call.top_k = request.top_k;
   call.wanted = request.precisions;

@@ -24,6 +24,7 @@ struct DeviceMoeRequest {
   uint32_t layer = 0;                                  // ordinal
   DevicePrecision precision = DevicePrecision::kBase;  // of every expert, unless `precisions`
   const uint8_t* precisions = nullptr;                 // [E], a DevicePrecision each; null
+  bool fp8 = false;                                    // activations are rounded to FP8 (moe/fp8.h)
   uint32_t token_count = 0;                            // T; 0: nothing is done
   uint32_t top_k = 0;                                  // k
   const uint16_t* x = nullptr;                         // [T, H] bfloat16
@@ -58,7 +59,8 @@ class DeviceCompute {
  public:
   virtual ~DeviceCompute() = default;
 
-  // On arrays of the host: x is rounded to bfloat16, y comes from bfloat16. REQUIRES CheckMoeCall;
+  // On arrays of the host: x is rounded to bfloat16, to FP8 too where the arithmetic is that; y
+  // comes from bfloat16. REQUIRES CheckMoeCall;
   // the experts' planes and biases are device memory, their FP4 too but for those in `fp4`, which
   // are copied. Calls take turns, and return when y is there. kData for quintals without codes.
   virtual Result<void> Forward(const MoeCall& call, std::span<const HostFp4> fp4) = 0;

@@ -46,12 +46,12 @@ class ExpertCompute {
       : records_(records), worker_count_(worker_count), isa_(std::move(isa)), device_(device) {}
 
   // `layer` is published. On the host it is computed there, on a device there: in bfloat16,
-  // whatever the arithmetic. Experts of FP4 are taken through the cache of delta records, several
-  // at once, and stay pinned until the call ends: those that find no slot there have memory of
-  // their own meanwhile. A device gets a copy for the call, but of those that LoadFp4 left there.
-  // Errors as CheckMoeCall, MoeForward and ExpertRecords::Get; kData naming an expert that this
-  // boot does not have; kSystem and kCapacity of the device. Of a sharded store this rank's part of
-  // the sum.
+  // of FP8 activations where the arithmetic is that. Experts of FP4 are taken through the cache of
+  // delta records, several at once, and stay pinned until the call ends: those that find no slot
+  // there have memory of their own meanwhile. A device gets a copy for the call, but of those that
+  // LoadFp4 left there. Errors as CheckMoeCall, MoeForward and ExpertRecords::Get; kData naming an
+  // expert that this boot does not have; kSystem and kCapacity of the device. Of a sharded store
+  // this rank's part of the sum.
   Result<void> Forward(const BootedLayer& layer, const Activation& activation,
                        const MoeRequest& request);
 

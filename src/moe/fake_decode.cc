@@ -19,6 +19,7 @@ uint32_t BlocksFor(uint32_t assignments, uint32_t launched) {
   return std::min(launched, std::max(3u, needed));
 }
 
+template <void (*kKernel)(MoeArgs, DecodeArgs)>
 std::function<void()> DecodeWork(const FakeLaunch& launch) {
   const auto args = *static_cast<const MoeArgs*>(launch.arguments[0]);
   const auto decode = *static_cast<const DecodeArgs*>(launch.arguments[1]);
@@ -33,8 +34,7 @@ std::function<void()> DecodeWork(const FakeLaunch& launch) {
       launch.shared_bytes - DecodeFixedBytes(launch.threads / 32) + DecodeFixedBytes(warps);
   return [=, blocks = BlocksFor(assignments, launch.blocks)] {
     // The memory of the thread that does the work, which need not be the one that launches.
-    on_host::Launch({blocks, 32 * warps, memory, shared_bytes},
-                    [&] { hotplane_moe_decode(args, decode); });
+    on_host::Launch({blocks, 32 * warps, memory, shared_bytes}, [&] { kKernel(args, decode); });
   };
 }
 
@@ -45,9 +45,13 @@ std::function<void()> CombineWork(const FakeLaunch& launch) {
   };
 }
 
-constexpr FakeKernel kDecode = {"hotplane_moe_decode", DecodeWork};
-constexpr FakeKernel kCombine = {"hotplane_moe_combine", CombineWork};
-const FakeKernelAdded kDecodeAdded(kDecode), kCombineAdded(kCombine);
+constexpr FakeKernel kKernels[] = {
+    {"hotplane_moe_decode", DecodeWork<hotplane_moe_decode>},
+    {"hotplane_moe_decode_fp8", DecodeWork<hotplane_moe_decode_fp8>},
+    {"hotplane_moe_combine", CombineWork},
+};
+const FakeKernelAdded kAdded[] = {FakeKernelAdded(kKernels[0]), FakeKernelAdded(kKernels[1]),
+                                  FakeKernelAdded(kKernels[2])};
 
 }  // namespace
 }  // namespace hotplane

@@ -37,33 +37,21 @@ void Refuse(Refusal* refusal, RefusalKind kind, uint32_t expert) {
   if (refusal->kind == 0) *refusal = {kind, expert};
 }
 
-// The weights of one expert, row-major.
-struct Expert {
-  Expert(const MoeArgs& args, const ExpertSlot& slot, Tier tier)
-      : w13(Decode(tier, slot.planes13, slot.sc13, slot.fp13, 2 * args.intermediate, args.hidden)),
-        w2(Decode(tier, slot.planes2, slot.sc2, slot.fp2, args.hidden, args.intermediate)),
-        bias13(args.biases != 0 ? slot.bias13 : nullptr),
-        bias2(args.biases != 0 ? slot.bias2 : nullptr) {}
-
-  static std::vector<double> Decode(Tier tier, const uint8_t* planes, const uint8_t* scales,
-                                    const uint8_t* fp, size_t rows, size_t columns) {
-    const auto* const codes = reinterpret_cast<const std::byte*>(planes);
-    const auto* const sc = reinterpret_cast<const std::byte*>(scales);
-    const auto* const fine = reinterpret_cast<const std::byte*>(fp);
-    std::vector<double> weights;
-    weights.reserve(rows * columns);
-    for (size_t n = 0; n < rows; ++n)
-      for (size_t k = 0; k < columns; ++k)
-        weights.push_back(tier == Tier::kBase      ? BaseWeight(codes, sc, columns, n, k)
-                          : tier == Tier::kNibbles ? NibbleWeight(fine, sc, columns, n, k)
-                                                   : QuintalWeight(codes, fine, sc, columns, n, k));
-    return weights;
-  }
-
-  std::vector<double> w13, w2;
-  const float* bias13;
-  const float* bias2;
-};
+// One of the matrices of an expert, row-major.
+std::vector<double> Decode(Tier tier, const uint8_t* planes, const uint8_t* scales,
+                           const uint8_t* fp, size_t rows, size_t columns) {
+  const auto* const codes = reinterpret_cast<const std::byte*>(planes);
+  const auto* const sc = reinterpret_cast<const std::byte*>(scales);
+  const auto* const fine = reinterpret_cast<const std::byte*>(fp);
+  std::vector<double> weights;
+  weights.reserve(rows * columns);
+  for (size_t n = 0; n < rows; ++n)
+    for (size_t k = 0; k < columns; ++k)
+      weights.push_back(tier == Tier::kBase      ? BaseWeight(codes, sc, columns, n, k)
+                        : tier == Tier::kNibbles ? NibbleWeight(fine, sc, columns, n, k)
+                                                 : QuintalWeight(codes, fine, sc, columns, n, k));
+  return weights;
+}
 
 std::vector<double> Multiply(const std::vector<double>& weights, const float* bias,
                              const std::vector<double>& in) {
@@ -89,24 +77,48 @@ double Act(const MoeArgs& args, double gate, double up) {
   return gate / (1 + std::exp(-gate)) * up;
 }
 
-void ComputeAssignment(const MoeArgs& args, const Expert& expert, uint32_t assignment) {
+// A token's row of x, from the order of PrefillColumn.
+std::vector<double> RowOf(const MoeArgs& args, const PrefillArgs& prefill, uint32_t token) {
   std::vector<double> x(args.hidden);
-  const uint16_t* const row = args.x + uint64_t{assignment / args.top_k} * args.hidden;
-  std::transform(row, row + args.hidden, x.begin(), FromBf16);
-  const std::vector<double> gate_up = Multiply(expert.w13, expert.bias13, x);
-  std::vector<double> act(args.intermediate);
-  uint16_t* const inner = args.inner + uint64_t{assignment} * args.intermediate;
-  for (size_t i = 0; i < act.size(); ++i) {
-    inner[i] = ToBf16(static_cast<float>(Act(args, gate_up[i], gate_up[args.intermediate + i])));
-    act[i] = double{FromBf16(inner[i])};
+  const uint16_t* const row = prefill.x + uint64_t{token} * args.hidden;
+  for (uint32_t i = 0; i < args.hidden; ++i) {
+    const uint32_t column = PrefillColumn(i % 32 / 2) + i % 2 * 16;
+    x[i / 32 * 32 + column] = double{FromBf16(row[i])};
   }
-  const std::vector<double> result = Multiply(expert.w2, expert.bias2, act);
-  std::transform(result.begin(), result.end(), args.results + uint64_t{assignment} * args.hidden,
-                 [](double value) { return static_cast<float>(value); });
+  return x;
+}
+
+void GateUp(const MoeArgs& args, const PrefillArgs& prefill, const ExpertSlot& slot, Tier tier,
+            const std::vector<uint32_t>& assignments) {
+  const std::vector<double> w13 =
+      Decode(tier, slot.planes13, slot.sc13, slot.fp13, 2 * args.intermediate, args.hidden);
+  const float* const bias = args.biases != 0 ? slot.bias13 : nullptr;
+  for (const uint32_t assignment : assignments) {
+    const std::vector<double> sums =
+        Multiply(w13, bias, RowOf(args, prefill, assignment / args.top_k));
+    uint16_t* const inner = args.inner + uint64_t{assignment} * args.intermediate;
+    for (size_t i = 0; i < args.intermediate; ++i)
+      inner[i] = ToBf16(static_cast<float>(Act(args, sums[i], sums[args.intermediate + i])));
+  }
+}
+
+void Down(const MoeArgs& args, const ExpertSlot& slot, Tier tier,
+          const std::vector<uint32_t>& assignments) {
+  const std::vector<double> w2 =
+      Decode(tier, slot.planes2, slot.sc2, slot.fp2, args.hidden, args.intermediate);
+  const float* const bias = args.biases != 0 ? slot.bias2 : nullptr;
+  for (const uint32_t assignment : assignments) {
+    std::vector<double> act(args.intermediate);
+    const uint16_t* const inner = args.inner + uint64_t{assignment} * args.intermediate;
+    std::transform(inner, inner + args.intermediate, act.begin(), FromBf16);
+    const std::vector<double> result = Multiply(w2, bias, act);
+    std::transform(result.begin(), result.end(), args.results + uint64_t{assignment} * args.hidden,
+                   [](double value) { return static_cast<float>(value); });
+  }
 }
 
 // Of experts of `only`, and of missing ones.
-void Multiply(const MoeArgs& args, Tier only) {
+void Multiply(const MoeArgs& args, const PrefillArgs& prefill, bool gate_up, Tier only) {
   std::map<uint32_t, std::vector<uint32_t>> assignments_of;
   for (uint32_t i = 0; i < args.tokens * args.top_k; ++i)
     if (static_cast<uint32_t>(args.ids[i]) < args.experts)
@@ -120,22 +132,20 @@ void Multiply(const MoeArgs& args, Tier only) {
       for (const uint32_t assignment : assignments)
         std::fill_n(args.results + uint64_t{assignment} * args.hidden, args.hidden,
                     std::numeric_limits<float>::quiet_NaN());
-      continue;
+    } else if (tier == only && gate_up) {
+      GateUp(args, prefill, slot, tier, assignments);
+    } else if (tier == only) {
+      Down(args, slot, tier, assignments);
     }
-    if (tier != only) continue;
-    const Expert expert(args, slot, tier);
-    for (const uint32_t assignment : assignments) ComputeAssignment(args, expert, assignment);
   }
 }
 
-// The sums of both products are made with the second.
 template <Tier kTier>
 std::function<void()> PrefillWork(const FakeLaunch& launch) {
   const auto args = *static_cast<const MoeArgs*>(launch.arguments[0]);
+  const auto prefill = *static_cast<const PrefillArgs*>(launch.arguments[1]);
   const bool gate_up = *static_cast<const uint32_t*>(launch.arguments[2]) != 0;
-  return [=] {
-    if (!gate_up) Multiply(args, kTier);
-  };
+  return [=] { Multiply(args, prefill, gate_up, kTier); };
 }
 
 constexpr FakeKernel kPrefill[] = {

@@ -43,9 +43,19 @@ std::function<void()> ProductWork(const FakeLaunch& launch) {
   };
 }
 
+std::function<void()> RoundWork(const FakeLaunch& launch) {
+  return [values = *static_cast<uint16_t* const*>(launch.arguments[0]),
+          rows = *static_cast<const uint64_t*>(launch.arguments[1]),
+          columns = *static_cast<const uint32_t*>(launch.arguments[2]), blocks = launch.blocks,
+          threads = launch.threads] {
+    on_host::Launch({blocks, threads}, [&] { hotplane_moe_round_fp8(values, rows, columns); });
+  };
+}
+
 constexpr FakeKernel kKernels[] = {
     {"hotplane_moe_sort", OrderWork<hotplane_moe_sort>},
     {"hotplane_moe_arrange", OrderWork<hotplane_moe_arrange>},
+    {"hotplane_moe_round_fp8", RoundWork},
     {"hotplane_moe_prefill_mma_base", ProductWork<hotplane_moe_prefill_mma_base>},
     {"hotplane_moe_prefill_mma_nibbles", ProductWork<hotplane_moe_prefill_mma_nibbles>},
     {"hotplane_moe_prefill_mma_quintals", ProductWork<hotplane_moe_prefill_mma_quintals>},

@@ -10,6 +10,7 @@
 #include "base/fault_guard.h"
 #include "base/format_text.h"
 #include "moe/activation.h"
+#include "moe/fp8.h"
 #include "moe/routing.h"
 
 namespace hotplane {
@@ -88,6 +89,9 @@ class Rows {
     QuantizeActivations(from, count, values_.data() + at, scales_.data() + block, starts);
   }
 
+  // A row that is whole. REQUIRES not fast.
+  void RoundToFp8(size_t row) { fp8::RoundRow(floats_.data() + row * k_, k_); }
+
   const float* Floats(size_t row) const { return floats_.data() + row * k_; }
   QuantizedRow Quantized(size_t row, StripFormat format) const {
     const size_t block = row * k_ / kScaleBlock;
@@ -123,6 +127,7 @@ class Forward {
     HP_TRY(pool_.ParallelFor(routing_.groups.size() * pieces13, [&](size_t index, size_t worker) {
       return GateUp(routing_.groups[index / pieces13], index % pieces13, worker);
     }));
+    if (call_.arithmetic == Arithmetic::kFp8) HP_TRY(RoundHidden());
     const size_t pieces2 = call_.geometry.n2() / kPieceRows;
     HP_TRY(pool_.ParallelFor(routing_.groups.size() * pieces2, [&](size_t index, size_t worker) {
       return Down(routing_.groups[index / pieces2], index % pieces2, worker);
@@ -134,6 +139,7 @@ class Forward {
   Result<void> CheckWeights() const;
   Result<void> SetX();
   Result<void> GateUp(const Routing::Group& group, size_t piece, size_t worker);
+  Result<void> RoundHidden();
   Result<void> Down(const Routing::Group& group, size_t piece, size_t worker);
   Result<void> Combine();
 
@@ -191,6 +197,7 @@ Result<void> Forward::SetX() {
   const size_t k = call_.geometry.k13();
   const auto set = [&](size_t token, size_t) -> Result<void> {
     x_.Set(token, 0, call_.x + token * k, k);
+    if (call_.arithmetic == Arithmetic::kFp8) x_.RoundToFp8(token);
     return {};
   };
   if (call_.token_count * k >= kParallelElements) return pool_.ParallelFor(call_.token_count, set);
@@ -321,6 +328,14 @@ Result<void> Forward::GateUp(const Routing::Group& group, size_t piece, size_t w
   return {};
 }
 
+// Groups of columns are wider than pieces.
+Result<void> Forward::RoundHidden() {
+  return pool_.ParallelFor(routing_.order.size(), [&](size_t assignment, size_t) -> Result<void> {
+    hidden_.RoundToFp8(assignment);
+    return {};
+  });
+}
+
 Result<void> Forward::Down(const Routing::Group& group, size_t piece, size_t worker) {
   const ExpertWeights& expert = call_.experts[group.expert];
   const Matrix w2 = MatrixOf(expert, false, call_.geometry);
@@ -364,8 +379,8 @@ Result<void> CheckMoeCall(const MoeCall& call) {
   const auto null = [&](const char* what) {
     return Fail(Status::Usage(Text("layer {}: {} is null", call.layer, what)));
   };
-  if (call.arithmetic != Arithmetic::kFast && call.arithmetic != Arithmetic::kExact)
-    return Fail(Status::Usage("no such arithmetic").Expected("fast or exact"));
+  if (call.arithmetic < Arithmetic::kFast || call.arithmetic > Arithmetic::kFp8)
+    return Fail(Status::Usage("no such arithmetic").Expected("fast, exact or FP8"));
   if (call.x == nullptr) return null("x");
   if (call.y == nullptr) return null("y");
   if (call.top_k > 0 && call.ids == nullptr) return null("ids");

@@ -8,13 +8,15 @@
 // weights is ever made: a strip of 16 rows is decoded as it is multiplied; quintals are merged with
 // their codes two strips at a time, in the second-level cache.
 //
-// Two arithmetics:
+// Three arithmetics:
 //   kExact  activations stay float32, sums are fused multiply-adds, scales are powers of two. Per
 //           output of a matrix product: |error| <= gamma(17 + K/32) * sum|w||x|, gamma(n) =
 //           n*2^-24/(1-n*2^-24); reference.cc derives it.
 //   kFast   activations become int8 with one float32 scale per token and 32 consecutive k, once per
 //           layer (x) and once per expert (act): an error of up to scale/2 = amax/254 per
 //           activation. Integer sums inside a block are exact.
+//   kFp8    activations become FP8 as fp8.h says, x and act; the rest is kExact's. What models give
+//           that are served with FP8 activations, at the speed of kExact.
 // Overflow of float32 gives infinity, as in any float32 arithmetic.
 //
 // Results depend on the token, its experts and the arithmetic alone: they are the same to the bit
@@ -36,8 +38,16 @@
 
 namespace hotplane {
 
-// kBf16 is the arithmetic of GPUs (moe/cuda/cuda_moe.h): MoeForward does not have it.
-enum class Arithmetic : uint8_t { kInvalid = 0, kFast = 1, kExact = 2, kBf16 = 3 };
+// kBf16 and kBf16Fp8 are the arithmetics of GPUs (moe/cuda/cuda_moe.h): MoeForward does not have
+// them.
+enum class Arithmetic : uint8_t {
+  kInvalid = 0,
+  kFast = 1,
+  kExact = 2,
+  kFp8 = 3,
+  kBf16 = 4,
+  kBf16Fp8 = 5
+};
 
 // Where one expert's parts are: each a plane of the whole matrix (docs/format/planes.md), 64-byte
 // aligned or not. What its precision does not need may be null.

@@ -41,6 +41,7 @@ constexpr Shape kShapes[] = {
 
 struct Options {
   bool smoke = false;
+  bool fp8 = false;       // activations
   std::string shape;      // empty: all
   std::string precision;  // empty: all
   std::string json_path;
@@ -238,6 +239,7 @@ class Bench {
     CudaMoeCall call;
     call.geometry = g;
     call.activation = shape.activation;
+    call.fp8 = options_.fp8;
     call.token_count = tokens;
     call.top_k = shape.top_k;
     call.wanted = kind == Kind::kHalf ? half_.as<uint8_t>() : nullptr;
@@ -285,7 +287,7 @@ class Bench {
 int Usage() {
   std::fprintf(stderr,
                "usage: moe_cuda_bench [--smoke] [--shape NAME] [--precision NAME] [--tokens N,N] "
-               "[--prefill wgmma|mma] [--json FILE]\n");
+               "[--prefill wgmma|mma] [--fp8] [--json FILE]\n");
   return 2;
 }
 
@@ -296,6 +298,8 @@ int Main(int count, char** arguments) {
     const auto value = [&] { return std::string(i + 1 < count ? arguments[++i] : ""); };
     if (name == "--smoke") {
       options.smoke = true;
+    } else if (name == "--fp8") {
+      options.fp8 = true;
     } else if (name == "--shape") {
       options.shape = value();
     } else if (name == "--precision") {

@@ -13,6 +13,10 @@
 //    activations become 16-bit integers, a step is 1/32512 of the block's largest, and none where
 //    that is below 2^-100 (weights are up to 6 times a scale); then as fast. act is rounded to
 //    bfloat16, y too: 2^-8 each.
+//  * With FP8 activations x and act are rounded here too, so what is rounded alike costs nothing;
+//  an
+//    act that is off by d may be rounded to another number, d and twice half a step away: 2^-4 of
+//    the magnitude, or 2^-10 of the scale, each.
 //  * An error d of the input passes on as sum|w|*d. A bias is one more rounding.
 //  * act(g, u): silu and g*sigmoid(alpha*g) have slopes of at most 1.1, clamps of at most 1, so
 //    |d act| <= 1.1*dg*(|u| + du) + |silu(g)|*du, with u + 1 for u in swiglu of gpt-oss. Computing
@@ -26,8 +30,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "base/check.h"
+#include "moe/bfloat16.h"
 #include "moe/routing.h"
 
 namespace hotplane {
@@ -64,6 +70,36 @@ double NibbleValue(unsigned nibble) {
 // What rounding to bfloat16 changes at most.
 double Bf16Error(double magnitude) { return 0x1p-8 * magnitude + 0x1p-134; }
 
+// All magnitudes of e4m3, ascending: even ones at even places.
+std::vector<double> E4m3Magnitudes() {
+  std::vector<double> magnitudes;
+  for (int exponent = 0; exponent < 16; ++exponent)
+    for (int mantissa = 0; mantissa < 8; ++mantissa)
+      magnitudes.push_back(exponent == 0 ? std::ldexp(mantissa, -9)
+                                         : std::ldexp(8 + mantissa, exponent - 10));
+  magnitudes.pop_back();  // NaN
+  return magnitudes;
+}
+
+double NearestE4m3(double value) {
+  static const std::vector<double> magnitudes = E4m3Magnitudes();
+  const double magnitude = std::fabs(value);
+  const auto above = std::lower_bound(magnitudes.begin(), magnitudes.end(), magnitude);
+  if (above == magnitudes.begin()) return 0;
+  if (above == magnitudes.end()) return std::copysign(magnitudes.back(), value);
+  const auto below = above - 1;
+  const bool upper =
+      *above - magnitude < magnitude - *below ||
+      (*above - magnitude == magnitude - *below && (above - magnitudes.begin()) % 2 == 0);
+  return std::copysign(upper ? *above : *below, value);
+}
+
+double Fp8Scale(double largest) {
+  double scale = 0x1p-117;
+  while (largest > 448 * scale) scale *= 2;
+  return scale;
+}
+
 struct Value {
   double value = 0;
   double error = 0;
@@ -75,7 +111,8 @@ class Expert {
       : call_(call),
         weights_(weights),
         fast_(call.arithmetic == Arithmetic::kFast),
-        bf16_(call.arithmetic == Arithmetic::kBf16),
+        bf16_(call.arithmetic == Arithmetic::kBf16 || call.arithmetic == Arithmetic::kBf16Fp8),
+        fp8_(call.arithmetic == Arithmetic::kFp8 || call.arithmetic == Arithmetic::kBf16Fp8),
         w13_(Decode(true)),
         w2_(Decode(false)) {}
 
@@ -122,9 +159,32 @@ class Expert {
     std::vector<Value> out(count);
     for (size_t i = 0; i < count; ++i) {
       out[i] = Activate(gate_up[i], gate_up[count + i]);
-      if (bf16_) out[i].error += Bf16Error(std::fabs(out[i].value) + out[i].error);
+      if (bf16_ || fp8_) out[i].error += Bf16Error(std::fabs(out[i].value) + out[i].error);
     }
-    return out;
+    return Rounded(std::move(out));
+  }
+
+  // Activations as the arithmetic takes them: in FP8 or as they are.
+  std::vector<Value> Rounded(std::vector<Value> of) const {
+    if (!fp8_) return of;
+    for (size_t first = 0; first < of.size(); first += 128) {
+      const size_t end = std::min(of.size(), first + 128);
+      double largest = 0, largest_possible = 0;
+      for (size_t i = first; i < end; ++i) {
+        of[i].value = double{FromBf16(ToBf16(static_cast<float>(of[i].value)))};
+        largest = std::max(largest, std::fabs(of[i].value));
+        largest_possible = std::max(largest_possible, std::fabs(of[i].value) + of[i].error);
+      }
+      const double scale = Fp8Scale(largest), scale_possible = Fp8Scale(largest_possible);
+      for (size_t i = first; i < end; ++i) {
+        Value& v = of[i];
+        if (v.error > 0)
+          v.error +=
+              2 * std::max(0x1p-4 * (std::fabs(v.value) + v.error), 0x1p-10 * scale_possible);
+        v.value = NearestE4m3(v.value / scale) * scale;
+      }
+    }
+    return of;
   }
 
  private:
@@ -183,6 +243,7 @@ class Expert {
   const ExpertWeights& weights_;
   bool fast_;
   bool bf16_;
+  bool fp8_;
   Matrix w13_, w2_;
 };
 
@@ -232,9 +293,11 @@ MoeReference ReferenceMoe(const MoeCall& call) {
     for (const size_t assignment : assignments) {
       std::vector<Value> x(width);
       for (size_t k = 0; k < width; ++k) x[k].value = call.x[assignment / call.top_k * width + k];
-      results[assignment] = expert.Multiply(false, expert.Activate(expert.Multiply(true, x)));
+      results[assignment] = expert.Multiply(
+          false, expert.Activate(expert.Multiply(true, expert.Rounded(std::move(x)))));
     }
   }
+  const bool bf16 = call.arithmetic == Arithmetic::kBf16 || call.arithmetic == Arithmetic::kBf16Fp8;
   MoeReference reference;
   reference.y.resize(call.token_count * width);
   reference.bound.resize(call.token_count * width);
@@ -255,7 +318,7 @@ MoeReference ReferenceMoe(const MoeCall& call) {
     const auto slots = static_cast<double>(call.top_k);
     for (size_t n = 0; n < width; ++n) {
       bound[n] += Gamma(slots + 1) * magnitudes[n] + (slots + 1) * kUnderflow;
-      if (call.arithmetic == Arithmetic::kBf16) bound[n] += Bf16Error(std::fabs(y[n]) + bound[n]);
+      if (bf16) bound[n] += Bf16Error(std::fabs(y[n]) + bound[n]);
     }
   }
   return reference;

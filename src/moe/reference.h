@@ -16,8 +16,8 @@ struct MoeReference {
 
 // REQUIRES CheckMoeCall, and that the experts have what their precision needs. `arithmetic` of the
 // call decides the bound and nothing else.
-// kBf16: x is to be bfloat16 already; y is the sum before it is rounded to bfloat16, the bound that
-// of the rounded one.
+// kBf16 and kBf16Fp8: x is to be bfloat16 already; y is the sum before it is rounded to bfloat16,
+// the bound that of the rounded one.
 MoeReference ReferenceMoe(const MoeCall& call);
 
 // The weight at row n and column k of a plane [.., columns], as it is stored: code or e2m1 value

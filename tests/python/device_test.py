@@ -67,6 +67,23 @@ class Device(WithStore):
         self.engine.moe_refusal(1)
         self.assertNotEqual(self.on_device(precision="fp4").values(), self.on_device().values())
 
+    def test_fp8_activations(self):
+        y = self.on_device(arithmetic="fp8").values()
+        rounded = self.engine.moe_forward(1, self.rounded, *self.host[1:], arithmetic="fp8")
+        self.assertEqual(y, [v for row in rounded.tolist() for v in row])
+        plain = self.on_device().values()
+        change = sum((a - b) ** 2 for a, b in zip(y, plain)) / sum(v * v for v in plain)
+        self.assertGreater(change ** 0.5, 0.01)
+        self.assertLess(change ** 0.5, 0.1)
+        with hotplane.boot(self.store_path) as cpu:
+            there = cpu.moe_forward(1, self.rounded, *self.host[1:], arithmetic="fp8")
+            flat = [v for row in there.tolist() for v in row]
+            error = sum((a - b) ** 2 for a, b in zip(y, flat)) ** 0.5
+            self.assertLess(error, 2 ** -6 * sum(v * v for v in flat) ** 0.5)
+        for arithmetic in ("FP8", "int8", None):
+            with self.assertRaises(hotplane.UsageError):
+                self.on_device(arithmetic=arithmetic)
+
     def test_out_types_and_streams(self):
         expected = self.on_device().values()
         out = torch.empty((5, HIDDEN), torch.bfloat16, GPU)

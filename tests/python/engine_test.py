@@ -402,7 +402,7 @@ class Operator(WithStore):
             self.skipTest("MOE_FORWARD does not name the C program to compare with")
         for tokens in (1, 13):
             for precision in ("base", "fp4"):
-                for arithmetic in ("fast", "exact"):
+                for arithmetic in ("fast", "exact", "fp8"):
                     expected = subprocess.run(
                         [MOE_FORWARD, self.store_path, "1", str(tokens),
                          str(_library.PRECISIONS[precision]),

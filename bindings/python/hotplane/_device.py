@@ -30,6 +30,13 @@ class Place(NamedTuple):
     hidden: int
 
 
+class Choice(NamedTuple):
+    """How a layer is computed."""
+
+    precision: Union[int, Tuple[int, ...]]  # of PRECISIONS: of all experts, or of each
+    arithmetic: int  # of ARITHMETICS
+
+
 def is_on_cuda(value: Any) -> bool:
     return is_torch(value) and value.device.type == "cuda"
 
@@ -96,9 +103,10 @@ def _workspace(handle: Handle, place: Place, rows: int, top_k: int) -> Any:
     return memory
 
 
-def _enqueue(handle: Handle, place: Place, x: Any, ids: Any, weights: Any, out: Any,
-             precision: Union[int, Tuple[int, ...]]) -> Any:
+def _enqueue(handle: Handle, place: Place, given: Tuple[Any, Any, Any], out: Any,
+             choice: Choice) -> Any:
     import torch
+    x, ids, weights = given
     for value, name in ((x, "x"), (ids, "ids")):
         if not is_torch(value) or value.dim() != 2:
             raise UsageError(f"{name} is not what moe_forward takes",
@@ -117,14 +125,15 @@ def _enqueue(handle: Handle, place: Place, x: Any, ids: Any, weights: Any, out: 
     if rows and top_k:
         workspace = _workspace(handle, place, rows, top_k)
         call = _library.DeviceMoe(
-            layer=place.layer, token_count=rows, top_k=top_k, precision=PRECISIONS["base"],
-            x=inputs[0].data_ptr(), ids=inputs[1].data_ptr(), weights=inputs[2].data_ptr(),
-            y=y.data_ptr(), workspace=workspace.data_ptr(), workspace_bytes=workspace.numel(),
+            layer=place.layer, token_count=rows, top_k=top_k, arithmetic=choice.arithmetic,
+            precision=PRECISIONS["base"], x=inputs[0].data_ptr(), ids=inputs[1].data_ptr(),
+            weights=inputs[2].data_ptr(), y=y.data_ptr(), workspace=workspace.data_ptr(),
+            workspace_bytes=workspace.numel(),
             stream=torch.cuda.current_stream(place.device).cuda_stream)
-        if isinstance(precision, int):
-            call.precision = precision
+        if isinstance(choice.precision, int):
+            call.precision = choice.precision
         else:
-            call.precisions = _table(precision, place.device).data_ptr()
+            call.precisions = _table(choice.precision, place.device).data_ptr()
         with handle as engine:
             check(library().moe_forward_on_device(engine, byref(call)))
     else:
@@ -134,11 +143,12 @@ def _enqueue(handle: Handle, place: Place, x: Any, ids: Any, weights: Any, out: 
     return out if direct else out.copy_(y)
 
 
-def forward(handle: Handle, place: Place, x: Any, ids: Any, weights: Any, out: Any,
-            precision: Union[int, Tuple[int, ...]], stream: Optional[Any]) -> Any:
-    """As Engine.moe_forward, of x on place.device. stream: None, a torch.cuda.Stream, or the number
-    of a CUDA stream."""
+def forward(handle: Handle, place: Place, given: Tuple[Any, Any, Any], out: Any, choice: Choice,
+            stream: Optional[Any]) -> Any:
+    """As Engine.moe_forward, of (x, ids, weights) on place.device. stream: None, a
+    torch.cuda.Stream, or the number of a CUDA stream."""
     import torch
+    x, precision = given[0], choice.precision
     if str(x.device) != place.device:
         raise UsageError(f"layer {place.layer} is not where x is", expected=place.device,
                          found=str(x.device),
@@ -150,7 +160,7 @@ def forward(handle: Handle, place: Place, x: Any, ids: Any, weights: Any, out: A
     if isinstance(stream, int):
         stream = torch.cuda.ExternalStream(stream, device=place.device)
     with torch.cuda.device(place.device), torch.cuda.stream(stream):
-        return _enqueue(handle, place, x, ids, weights, out, precision)
+        return _enqueue(handle, place, given, out, choice)
 
 
 def stream_of(device: str, stream: Any) -> int:

@@ -482,8 +482,9 @@ class Engine(_Opened):
                     Must not overlap x
         precision   "base", "fp4" (from the delta tier), or one of them for each of E experts;
                     on a GPU also "fp4_or_base": FP4 where `load_fp4` has left it there
-        arithmetic  of a layer on the CPU: "fast": activations as int8 with one scale per token and
-                    32 of them; "exact": float32. On a GPU activations are bfloat16
+        arithmetic  "fast": activations as int8 with one scale per token and 32 of them; "exact":
+                    float32; on a GPU both are bfloat16. "fp8": rounded to e4m3 with one power of
+                    two per token and 128 of them, as models are served with FP8 activations
         stream      of tensors on a GPU: a torch.cuda.Stream or the number of a CUDA stream; None:
                     the current one
 
@@ -500,7 +501,8 @@ class Engine(_Opened):
             raise UsageError("precision has an unknown value", expected=" or ".join(PRECISIONS),
                              found="None")
         if _device.is_on_cuda(x):
-            return self._forward_on_device(layer, x, ids, weights, out, precision, stream)
+            return self._forward_on_device(layer, (x, ids, weights), out, precision, arithmetic,
+                                           stream)
         if stream is not None:
             raise UsageError("a stream is given, and x is not on a GPU", found=type(x).__name__)
         info = self._info(layer)
@@ -528,15 +530,17 @@ class Engine(_Opened):
                 check(library().moe_forward(engine, byref(call)))
         return result.result()
 
-    def _forward_on_device(self, layer: int, x: Any, ids: Any, weights: Any, out: Any,
-                           precision: Union[str, Sequence[str]], stream: Any) -> Any:
+    def _forward_on_device(self, layer: int, inputs: Tuple[Any, Any, Any], out: Any,
+                           precision: Union[str, Sequence[str]], arithmetic: str,
+                           stream: Any) -> Any:
         info = self._info(layer)
         place = self._place(layer, info)
-        chosen = _device.wanted(precision)
+        choice = _device.Choice(_device.wanted(precision),
+                                word("arithmetic", ARITHMETICS)(arithmetic))
         with self._device_order:
-            if place.device == str(x.device):
-                self._load_wanted(layer, chosen)
-            return _device.forward(self._handle, place, x, ids, weights, out, chosen, stream)
+            if place.device == str(inputs[0].device):
+                self._load_wanted(layer, choice.precision)
+            return _device.forward(self._handle, place, inputs, out, choice, stream)
 
     def _load_wanted(self, layer: int, chosen: Union[int, Tuple[int, ...]]) -> None:
         """What is asked for at FP4, and may not be base, to the device."""

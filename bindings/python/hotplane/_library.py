@@ -25,7 +25,7 @@ RECORD_KINDS = {"delta": 1, "full": 2, "base": 3}
 ENCODINGS = {"planes": 1, "quintal": 2, "nibble": 3}
 PRESENCES = {1: "absent", 2: "present", 3: "damaged", 4: "unreadable"}
 PRECISIONS = {"base": 1, "fp4": 2, "fp4_or_base": 3}
-ARITHMETICS = {"fast": 1, "exact": 2}
+ARITHMETICS = {"fast": 1, "exact": 2, "fp8": 3}
 ACTIVATIONS = {1: "silu", 2: "silu_clamped", 3: "swiglu_oai"}
 RESIDENCIES = {"auto": 0, "device": 1, "host": 2}
 CACHES = {"auto": 0, "keep": 1, "bypass": 2}
@@ -145,9 +145,10 @@ class Moe(Struct):
 
 class DeviceMoe(Struct):
     _fields_ = [("struct_bytes", c_size_t), ("layer", c_uint32), ("token_count", c_uint32),
-                ("top_k", c_uint32), ("precision", c_int), ("precisions", c_void_p),
-                ("x", c_void_p), ("ids", c_void_p), ("weights", c_void_p), ("y", c_void_p),
-                ("workspace", c_void_p), ("workspace_bytes", c_size_t), ("stream", c_void_p)]
+                ("top_k", c_uint32), ("arithmetic", c_int), ("precision", c_int),
+                ("precisions", c_void_p), ("x", c_void_p), ("ids", c_void_p),
+                ("weights", c_void_p), ("y", c_void_p), ("workspace", c_void_p),
+                ("workspace_bytes", c_size_t), ("stream", c_void_p)]
 
 
 # name of hotplane.h: (struct here, its _init)

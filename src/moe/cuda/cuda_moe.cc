@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/format_text.h"
+#include "moe/fp8.h"
 
 namespace hotplane {
 
@@ -164,6 +165,7 @@ Result<std::unique_ptr<CudaMoe>> CudaMoe::Load(const CudaDriver& driver, CUconte
               driver.cuModuleLoadData(&moe->sort_module_, kMoePrefillSortImage));
   HP_TRY(moe->Get(moe->sort_module_, "hotplane_moe_sort", &moe->sort_));
   HP_TRY(moe->Get(moe->sort_module_, "hotplane_moe_arrange", &moe->arrange_));
+  HP_TRY(moe->Get(moe->sort_module_, "hotplane_moe_round_fp8", &moe->round_fp8_));
   return moe;
 }
 
@@ -188,9 +190,11 @@ Result<void> CudaMoe::GiveAllShared(CUfunction kernel) const {
 }
 
 Result<void> CudaMoe::LoadDecode() {
-  HP_TRY(Get(decode_module_, "hotplane_moe_decode", &decode_));
+  HP_TRY(Get(decode_module_, "hotplane_moe_decode", &decode_[0]));
+  HP_TRY(Get(decode_module_, "hotplane_moe_decode_fp8", &decode_[1]));
   HP_TRY(Get(decode_module_, "hotplane_moe_combine", &combine_));
-  return GiveShared(decode_, shared_per_block_);
+  for (CUfunction kernel : decode_) HP_TRY(GiveShared(kernel, shared_per_block_));
+  return {};
 }
 
 Result<bool> CudaMoe::LoadPrefill(size_t few, std::optional<PrefillKernels> wanted) {
@@ -272,15 +276,15 @@ Result<CudaMoe::DecodeShape> CudaMoe::ShapeFor(uint32_t k) const {
                   .Found(Text("{}", room)));
 }
 
-Result<void> CudaMoe::Decode(MoeArgs args, uint8_t tiers, CUstream stream) const {
+Result<void> CudaMoe::Decode(MoeArgs args, const CudaMoeCall& call, CUstream stream) const {
   HP_ASSIGN(const DecodeShape shape, ShapeFor(std::max(args.hidden, args.intermediate)));
   if (multiprocessors_ < kDecodeBlocksMin)
     return Fail(Status::System("this GPU has too few multiprocessors for the experts")
                     .Expected(Text("room for {} thread blocks", kDecodeBlocksMin))
                     .Found(Text("{}", multiprocessors_)));
-  DecodeArgs decode = {.slice_tokens = shape.slice_tokens, .tiers = tiers};
+  DecodeArgs decode = {.slice_tokens = shape.slice_tokens, .tiers = call.tiers};
   void* arguments[] = {&args, &decode};
-  return Enqueue({.kernel = decode_,
+  return Enqueue({.kernel = decode_[call.fp8 ? 1 : 0],
                   .blocks = multiprocessors_,
                   .threads = shape.threads,
                   .shared_bytes = shape.shared_bytes,
@@ -314,7 +318,7 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
   args.limit = static_cast<float>(call.activation.limit);
   args.alpha = static_cast<float>(call.activation.alpha);
   args.biases = call.geometry.biases ? 1 : 0;
-  if (assignments <= kDecodeAssignmentsMax) return Decode(args, call.tiers, stream);
+  if (assignments <= kDecodeAssignmentsMax) return Decode(args, call, stream);
   std::byte* at =
       inner + InnerBytes(call.geometry, assignments) + ResultBytes(call.geometry, assignments);
   PrefillArgs prefill = {};
@@ -322,10 +326,21 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
   at += ArrangedBytes(call.geometry, call.token_count);
   prefill.order = reinterpret_cast<uint32_t*>(at);
   prefill.begin = reinterpret_cast<uint32_t*>(at + OrderBytes(assignments));
-  return Prefill(args, prefill, call.tiers, stream);
+  return Prefill(args, prefill, call, stream);
 }
 
-Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, uint8_t tiers,
+Result<void> CudaMoe::RoundToFp8(uint16_t* values, uint64_t rows, uint32_t columns,
+                                 CUstream stream) const {
+  constexpr uint32_t kThreads = kPrefillSortThreads;
+  const uint64_t warps = rows * ((columns + fp8::kGroup - 1) / fp8::kGroup);
+  void* arguments[] = {&values, &rows, &columns};
+  return Enqueue({.kernel = round_fp8_,
+                  .blocks = static_cast<uint32_t>((warps * 32 + kThreads - 1) / kThreads),
+                  .threads = kThreads},
+                 stream, arguments);
+}
+
+Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, const CudaMoeCall& call,
                               CUstream stream) const {
   constexpr uint32_t kThreads = kPrefillSortThreads;
   void* arguments[] = {&args, &prefill};
@@ -336,13 +351,16 @@ Result<void> CudaMoe::Prefill(MoeArgs args, PrefillArgs prefill, uint8_t tiers,
                   .blocks = static_cast<uint32_t>((blocks_of_32 + kThreads - 1) / kThreads),
                   .threads = kThreads},
                  stream, arguments));
+  if (call.fp8) HP_TRY(RoundToFp8(prefill.x, args.tokens, args.hidden, stream));
   const uint64_t assignments = uint64_t{args.tokens} * args.top_k;
   const size_t few = assignments <= uint64_t{kPrefillFewAverage} * args.experts ? 1 : 0;
   const PrefillShape& shape = SetOf(prefill_kernels_[few]).shapes[few];
   for (uint32_t gate_up : {1u, 0u}) {
+    if (call.fp8 && gate_up == 0)
+      HP_TRY(RoundToFp8(args.inner, assignments, args.intermediate, stream));
     void* with_product[] = {&args, &prefill, &gate_up};
     for (size_t i = 0; i < std::size(prefill_[few]); ++i) {
-      if ((tiers >> i & 1) == 0) continue;
+      if ((call.tiers >> i & 1) == 0) continue;
       HP_TRY(Enqueue({.kernel = prefill_[few][i],
                       .blocks = shape.blocks_per_multiprocessor * multiprocessors_,
                       .threads = shape.threads,

@@ -29,6 +29,8 @@ struct CudaMoeCall {
   const moe_cuda::ExpertSlot* slots = nullptr;  // [E]
   const uint8_t* wanted = nullptr;              // [E], a moe_cuda::Wanted each; null: wanted_of_all
   uint8_t wanted_of_all = moe_cuda::kWantBase;
+  // Activations of both products are rounded to FP8 (moe/fp8.h), and otherwise go the same way.
+  bool fp8 = false;
   // What experts may be computed from; leaving out what does not occur saves launches. Those that
   // are computed from something else are wrong.
   uint8_t tiers = moe_cuda::kFromAnything;
@@ -86,9 +88,10 @@ class CudaMoe {
     bool all_resident = false;  // its blocks wait for each other
   };
   Result<void> Enqueue(const Launch& launch, CUstream stream, void** arguments) const;
-  Result<void> Decode(moe_cuda::MoeArgs args, uint8_t tiers, CUstream stream) const;
-  Result<void> Prefill(moe_cuda::MoeArgs args, moe_cuda::PrefillArgs prefill, uint8_t tiers,
-                       CUstream stream) const;
+  Result<void> Decode(moe_cuda::MoeArgs args, const CudaMoeCall& call, CUstream stream) const;
+  Result<void> Prefill(moe_cuda::MoeArgs args, moe_cuda::PrefillArgs prefill,
+                       const CudaMoeCall& call, CUstream stream) const;
+  Result<void> RoundToFp8(uint16_t* values, uint64_t rows, uint32_t columns, CUstream stream) const;
   Result<void> Get(CUmodule module, const char* name, CUfunction* function) const;
   Result<void> GiveShared(CUfunction kernel, uint32_t bytes) const;
   // All that a multiprocessor has, for its blocks.
@@ -111,11 +114,12 @@ class CudaMoe {
   uint32_t shared_per_block_ = 0;
   uint32_t shared_per_multiprocessor_ = 0;
   CUmodule decode_module_ = nullptr;
-  CUfunction decode_ = nullptr;
+  CUfunction decode_[2] = {};  // from bfloat16 activations, from FP8
   CUfunction combine_ = nullptr;
   CUmodule sort_module_ = nullptr;
   CUfunction sort_ = nullptr;
   CUfunction arrange_ = nullptr;
+  CUfunction round_fp8_ = nullptr;
   CUmodule prefill_modules_[2] = {};  // by PrefillKernels; null: not loaded
   // For many assignments of an expert, for few; from base, nibbles, quintals.
   PrefillKernels prefill_kernels_[2] = {};

@@ -189,6 +189,7 @@ __device__ __forceinline__ uint32_t PlainTier(const MoeArgs& args, const DecodeA
 }
 
 // `staged_tier`: the tier for which the activations of the first product are staged already.
+template <bool kFp8>
 __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work,
                                          uint32_t staged_tier, const Shared& shared, Warp* warp) {
   const uint32_t k = work.tiles * static_cast<uint32_t>(kTileColumns);
@@ -207,7 +208,7 @@ __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work,
     const uint32_t columns = ColumnsFor(slice.count);
     const Staged staged = StagedAt(k, columns, shared.staging);
     if (!work.gate_up || tier != staged_tier)
-      Stage(
+      Stage<kFp8>(
           tier, k, slice.count,
           [&](uint32_t token) {
             const uint32_t assignment = shared.routed->order[slice.begin + token];
@@ -254,12 +255,9 @@ __device__ __forceinline__ void FetchActivations(const MoeArgs& args) {
   if (at < bytes) ptx::Prefetch(reinterpret_cast<const uint8_t*>(args.x) + at);
 }
 
-}  // namespace
-
-extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
-    hotplane_moe_decode(const __grid_constant__ MoeArgs args,
-                        const __grid_constant__ DecodeArgs decode) {
-  extern __shared__ __align__(16) uint8_t memory[];
+template <bool kFp8>
+__device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& decode,
+                                       uint8_t* memory) {
   const uint32_t index = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Shared shared = Divide(memory, index);
   // A single token's activations are the same for all experts: they are staged while the first
@@ -269,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
   if (staged_tier == kTierMissing) FetchActivations(args);
   if (threadIdx.x >= kRoutingThreads) {
     if (staged_tier != kTierMissing)
-      Stage(
+      Stage<kFp8>(
           staged_tier, args.hidden, 1, [&](uint32_t) { return args.x; },
           StagedAt(args.hidden, ColumnsFor(1), shared.staging), kRoutingThreads);
     shared.tables->Fill((decode.tiers & kFromQuintals) != 0, kRoutingThreads);
@@ -288,12 +286,28 @@ extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
       warp.producer.Begin(work);
       WaitForAllBlocks(args.barriers, 0);
     }
-    Multiply(args, work, staged_tier, shared, &warp);
+    Multiply<kFp8>(args, work, staged_tier, shared, &warp);
     ptx::WaitForCopies<0>();
     ArriveForAllBlocks(args.barriers, product);
   }
   WaitForAllBlocks(args.barriers, 1);
   Combine(args);
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
+    hotplane_moe_decode(const __grid_constant__ MoeArgs args,
+                        const __grid_constant__ DecodeArgs decode) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  Decode<false>(args, decode, memory);
+}
+// Activations of both products in FP8.
+extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
+    hotplane_moe_decode_fp8(const __grid_constant__ MoeArgs args,
+                            const __grid_constant__ DecodeArgs decode) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  Decode<true>(args, decode, memory);
 }
 
 // After a prefill.

@@ -3,6 +3,7 @@
 #include "format/tsym4.h"
 #include "moe/cuda/expert_matrix.h"
 #include "moe/cuda/ptx.h"
+#include "moe/fp8.h"
 
 namespace hotplane::moe_cuda {
 namespace {
@@ -89,6 +90,34 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i)
     to[i] = {word(4 * i), word(4 * i + 1), word(4 * i + 2), word(4 * i + 3)};
+}
+
+// Activations of either product become FP8 where they are: [rows, columns], in any order inside a
+// block of 32. A warp to a group, four columns to a lane.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    hotplane_moe_round_fp8(uint16_t* values, uint64_t rows, uint32_t columns) {
+  const uint32_t groups = (columns + fp8::kGroup - 1) / fp8::kGroup;
+  const uint64_t group = (uint64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
+  if (group >= rows * groups) return;
+  const uint64_t row = group / groups;
+  const uint32_t column =
+      static_cast<uint32_t>(group - row * groups) * fp8::kGroup + threadIdx.x % 32 * 4;
+  const bool there = column < columns;
+  uint2* const at = reinterpret_cast<uint2*>(values + row * columns + column);
+  const uint2 read = there ? *at : uint2{0, 0};
+  const uint32_t words[2] = {read.x, read.y};
+  uint32_t largest = 0;
+#pragma unroll
+  for (const uint32_t word : words)
+    largest = max(largest, max(word & 0x7FFFu, word >> 16 & 0x7FFFu));
+  const uint32_t scale = fp8::ScaleFor(__reduce_max_sync(kAllLanes, largest));
+  // Exact: these products are bfloat16.
+  const auto rounded = [&](uint32_t word) {
+    const float low = fp8::Rounded(__uint_as_float(word << 16), scale);
+    const float high = fp8::Rounded(__uint_as_float(word & 0xFFFF0000u), scale);
+    return ptx::Permute(__float_as_uint(low), __float_as_uint(high), 0x7632);
+  };
+  if (there) *at = {rounded(words[0]), rounded(words[1])};
 }
 
 }  // namespace hotplane::moe_cuda

@@ -10,6 +10,7 @@
 #include "format/tsym4.h"
 #include "moe/cuda/fragments.h"
 #include "moe/cuda/routed.h"
+#include "moe/fp8.h"
 
 namespace hotplane::moe_cuda {
 
@@ -63,9 +64,8 @@ __device__ __forceinline__ float UnitOf(uint32_t tier) { return tier == kTierBas
 
 // Digits of this lane's eight values: high digits (0) and low ones (1). The scale of the block
 // comes back.
-__device__ __forceinline__ float DigitsOf(const Eight& eight, Order order, uint2 (&digits)[2]) {
-  float values[8];
-  Widen(eight, values);
+__device__ __forceinline__ float DigitsOf(const float (&values)[8], Order order,
+                                          uint2 (&digits)[2]) {
   const float largest = LargestOfBlock(values);
   // Blocks of tiny values, or none, are zeros; infinity and NaN are kept by the scale.
   const bool tiny = largest < 0x1p-100f;
@@ -95,6 +95,28 @@ __device__ __forceinline__ float DigitsOf(const Eight& eight, Order order, uint2
   return step;
 }
 
+// The scale of the group of FP8 activations that a block of a row is in. By all lanes of a warp,
+// four neighbours to a block; `row`: null where there is none.
+__device__ __forceinline__ uint32_t Fp8ScaleOf(const uint16_t* row, uint32_t block, uint32_t blocks,
+                                               uint32_t t) {
+  constexpr uint32_t kBlocks = fp8::kGroup / kScaleBlock;
+  const uint32_t first = block / kBlocks * kBlocks;
+  const uint32_t end = row == nullptr ? first : min(first + kBlocks, blocks);
+  uint32_t largest = 0;
+  for (uint32_t at = first; at < end; ++at) {
+    const uint16_t* const quarter = row + at * kScaleBlock + 4 * t;
+    const uint2 halves[2] = {*reinterpret_cast<const uint2*>(quarter),
+                             *reinterpret_cast<const uint2*>(quarter + 16)};
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      largest = max(largest, max(halves[i].x & 0x7FFFu, halves[i].x >> 16 & 0x7FFFu));
+      largest = max(largest, max(halves[i].y & 0x7FFFu, halves[i].y >> 16 & 0x7FFFu));
+    }
+  }
+  largest = max(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+  return fp8::ScaleFor(max(largest, __shfl_xor_sync(kAllLanes, largest, 2)));
+}
+
 // Blocks are staged in whole chunks, zeros beyond the end.
 inline constexpr uint32_t kChunkBlocks = 8;
 
@@ -105,8 +127,8 @@ __device__ __forceinline__ Staged StagedAt(uint32_t k, uint32_t columns, uint8_t
 
 // Activations for weights of `tier`. By the threads of the block from `first_thread` on, the first
 // of a warp: four neighbours to a (block of 32, token). `rows` gives the row of a token's
-// activations in bfloat16.
-template <typename Rows>
+// activations in bfloat16; kFp8: they are rounded to FP8 first.
+template <bool kFp8, typename Rows>
 __device__ __forceinline__ void Stage(uint32_t tier, uint32_t k, uint32_t count, const Rows& rows,
                                       const Staged& to, uint32_t first_thread = 0) {
   const uint32_t tokens = ColumnsFor(count) / 2;
@@ -116,14 +138,22 @@ __device__ __forceinline__ void Stage(uint32_t tier, uint32_t k, uint32_t count,
   for (uint32_t i = (threadIdx.x - first_thread) / 4; i < total;
        i += (blockDim.x - first_thread) / 4) {
     const uint32_t block = i / tokens, token = i - block * tokens;
+    const bool there = token < count && block < blocks;
     Eight eight = {};
-    if (token < count && block < blocks) {
+    if (there) {
       const uint16_t* const row = rows(token) + block * kScaleBlock + 4 * t;
       eight.first = *reinterpret_cast<const uint2*>(row);
       eight.second = *reinterpret_cast<const uint2*>(row + 16);
     }
+    float values[8];
+    Widen(eight, values);
+    if (kFp8) {
+      const uint32_t scale = Fp8ScaleOf(there ? rows(token) : nullptr, block, blocks, t);
+#pragma unroll
+      for (float& value : values) value = fp8::Rounded(value, scale);
+    }
     uint2 digits[2];
-    const float step = DigitsOf(eight, OrderOf(tier), digits) * UnitOf(tier);
+    const float step = DigitsOf(values, OrderOf(tier), digits) * UnitOf(tier);
 #pragma unroll
     for (uint32_t digit = 0; digit < 2; ++digit)
       *reinterpret_cast<uint2*>(to.values + (2 * i + digit) * 32 + t * 8) = digits[digit];

@@ -165,7 +165,7 @@ def attach(model: Any, store: Source, *, precision: Any = "base", arithmetic: st
     store       a store's path, an open Store, or a booted Engine, which stays the caller's
     precision   "base", "fp4", or a map as of `hotplane export --hf`: {"default": "base", "layers":
                 {3: "fp4", 4: {"default": "base", 17: "fp4"}}}, layers by ordinal
-    arithmetic  "fast": activations as int8; "exact": float32
+    arithmetic  "fast": activations as int8; "exact": float32; "fp8": as FP8
     keep        True: the model's own experts stay in memory, for `detach`; False: they are freed
     device      where the planes land, "cpu" or "cuda:N"; hidden states may be on another
     options     of `Store.boot` and `open`; at FP4, delta_cache_bytes is by default what the
