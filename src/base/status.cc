@@ -63,10 +63,6 @@ Status&& Status::Because(std::string_view context) && {
   return std::move(*this);
 }
 
-namespace {
-
-// Names and paths come from outside: control characters in them, C1 in UTF-8 included, would steer
-// the terminal that shows the message.
 std::string Printable(std::string_view text) {
   std::string printable;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -83,8 +79,6 @@ std::string Printable(std::string_view text) {
   }
   return printable;
 }
-
-}  // namespace
 
 std::string Status::ToString() const {
   std::string text = Printable(what_);

@@ -89,6 +89,10 @@ inline tl::unexpected<Status> Fail(Status status) {
   return tl::unexpected<Status>(std::move(status));
 }
 
+// Names and paths come from outside: control characters in them, C1 in UTF-8 included, would steer
+// the terminal that shows them. They become \xNN.
+std::string Printable(std::string_view text);
+
 }  // namespace hotplane
 
 #define HP_CONCAT_INNER_(a, b) a##b

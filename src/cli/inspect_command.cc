@@ -1,4 +1,3 @@
-#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -9,6 +8,7 @@
 #include "checkpoint/moe_source.h"
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/inspect_file.h"
 #include "engine/import_planes_cache.h"
 #include "io/path_kind.h"
 #include "store/store.h"
@@ -17,14 +17,6 @@ namespace hotplane::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string Dump(const Json& json) {
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
-}
-
-Json GeometryJson(const LayerGeometry& g) {
-  return {{"experts", g.experts}, {"hidden", g.hidden}, {"intermediate", g.intermediate}};
-}
 
 const char* PresenceText(const TierProbe& probe) {
   switch (probe.presence) {
@@ -35,51 +27,6 @@ const char* PresenceText(const TierProbe& probe) {
     case Presence::kInvalid: break;
   }
   return "unknown";
-}
-
-Result<void> InspectLayerFile(const Context& context, File& file) {
-  HP_ASSIGN(const FileStat stat, file.Stat());
-  std::vector<std::byte> page(kHeaderBytes);
-  HP_TRY(ReadFully(file, 0, page));
-  HP_ASSIGN(const LayerLayout layout, DecodeHeader(page, stat.bytes, file.path()));
-  std::vector<std::byte> table(layout.table_bytes);
-  HP_TRY(ReadFully(file, kHeaderBytes, table));
-  HP_TRY(DecodeTable(layout, table, file.path()));
-  Json json;
-  json["kind"] = "layer file";
-  json["format"] = kLayerFormatVersion;
-  json["generation"] = ToHex(layout.generation);
-  json["encoding"] = EncodingName(layout.encoding);
-  json["layer"] = layout.layer;
-  json["model_index"] = layout.model_index;
-  json["geometry"] = GeometryJson(layout.geometry);
-  json["rank"] = layout.shard_rank;
-  json["world"] = layout.shard_world;
-  json["file_bytes"] = layout.file_bytes;
-  json["chunks"] = layout.chunk_count;
-  for (const Section& section : layout.sections)
-    json["sections"].push_back({{"role", section.role},
-                                {"offset", section.offset},
-                                {"expert_bytes", section.expert_bytes},
-                                {"expert_stride", section.expert_stride}});
-  if (context.options.common.json) {
-    PrintLine(Dump(json));
-    return {};
-  }
-  const LayerGeometry& g = layout.geometry;
-  PrintLine(Text(
-      "layer file  {}, layer {} (model's {}){}, E={} H={} I={}", EncodingName(layout.encoding),
-      layout.layer, layout.model_index,
-      layout.shard_world > 1 ? Text(", rank {} of {}", layout.shard_rank, layout.shard_world) : "",
-      g.experts, g.hidden, g.intermediate));
-  PrintLine(Text("  generation {}, format {}, {} ({} bytes), {}", ToHex(layout.generation),
-                 kLayerFormatVersion, FormatBytes(layout.file_bytes), layout.file_bytes,
-                 Counted(layout.chunk_count, "chunks")));
-  PrintLine("  section         offset   bytes/expert         stride");
-  for (const Section& section : layout.sections)
-    PrintLine(Text("  {:<9} {:>12} {:>14} {:>14}", section.role, section.offset,
-                   section.expert_bytes, section.expert_stride));
-  return {};
 }
 
 // What the files of one layer and encoding are, of all ranks together.
@@ -182,7 +129,7 @@ Result<void> InspectStore(const Context& context, const Store& store) {
       PrintGeneration(generation);
     }
   }
-  if (context.options.common.json) PrintLine(Dump(json));
+  if (context.options.common.json) PrintLine(DumpJson(json));
   return {};
 }
 
@@ -223,7 +170,7 @@ Result<void> InspectBadCheckpoint(const Context& context, const Checkpoint& chec
   if (context.options.common.json) {
     Json json{{"kind", "checkpoint"}, {"usable", false}, {"layers", Json::array()}};
     for (const MoeLayerSurvey& survey : surveys) json["layers"].push_back(SurveyJson(survey));
-    PrintLine(Dump(json));
+    PrintLine(DumpJson(json));
   } else if (!surveys.empty()) {
     PrintLine(Text("checkpoint  {}, not usable", checkpoint.path()));
     PrintSurvey(surveys, nullptr);
@@ -269,7 +216,7 @@ Result<void> InspectCheckpoint(const Context& context) {
     }
     json["layers"].push_back(std::move(entry));
   }
-  PrintLine(Dump(json));
+  PrintLine(DumpJson(json));
   return {};
 }
 
@@ -282,11 +229,8 @@ Result<void> RunInspect(const Context& context) {
   if (stat.type == FileType::kInvalid)
     return Fail(Status::Usage("there is no such file or directory").File(path));
   if (stat.type == FileType::kRegular) {
-    HP_ASSIGN(const std::unique_ptr<File> file, env.Open(path, OpenMode::kRead));
-    std::byte magic[sizeof(kLayerMagic)] = {};
-    if (stat.bytes >= sizeof(magic)) HP_TRY(ReadFully(*file, 0, magic));
-    if (std::memcmp(magic, kLayerMagic, sizeof(magic)) == 0)
-      return InspectLayerFile(context, *file);
+    HP_ASSIGN(const bool inspected, InspectStoreFile(context));
+    if (inspected) return {};
     return InspectCheckpoint(context);
   }
   if (PathKindOf(env, path) == PathKind::kCheckpoint) return InspectCheckpoint(context);

@@ -308,9 +308,9 @@ void Parser::AddWarm() {
 void Parser::AddInspect() {
   CLI::App* const app =
       AddCommand(Command::kInspect, "inspect",
-                 "Tell what a store, a layer file or a checkpoint is; never writes",
+                 "Tell what a store, a file of it or a checkpoint is; never writes",
                  "hotplane inspect /store");
-  app->add_option("PATH", options_.path, "Store, layer file or checkpoint")->required();
+  app->add_option("PATH", options_.path, "Store, any file of one, or checkpoint")->required();
   AddGeneration(app);
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "base/format_text.h"
+#include "base/number_text.h"
 
 namespace hotplane {
 namespace {
@@ -76,8 +77,25 @@ std::optional<LayerName> ParseLayerName(std::string_view name) {
   return std::nullopt;
 }
 
+std::optional<LayerName> ParseLayerLock(std::string_view name) {
+  const std::optional<LayerName> taken = TakeStem(name);
+  return name.empty() ? taken : std::nullopt;
+}
+
 std::string TemporaryName(std::string_view final_name) {
   return Text("{}{}-{}-{:08x}", kTemporaryPrefix, final_name, getpid(), RandomNumber());
+}
+
+std::optional<TemporaryParts> ParseTemporaryName(std::string_view name) {
+  if (!name.starts_with(kTemporaryPrefix)) return std::nullopt;
+  name.remove_prefix(kTemporaryPrefix.size());
+  const size_t random = name.rfind('-');
+  if (random == std::string_view::npos || random == 0) return std::nullopt;
+  const size_t process = name.rfind('-', random - 1);
+  if (process == std::string_view::npos) return std::nullopt;
+  const auto number = ParseDecimal(name.substr(process + 1, random - process - 1));
+  if (!number) return std::nullopt;
+  return TemporaryParts{std::string(name.substr(0, process)), *number};
 }
 
 std::optional<std::string> LockOfTemporary(std::string_view name) {

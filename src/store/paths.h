@@ -40,8 +40,17 @@ struct LayerName {
 };
 std::optional<LayerName> ParseLayerName(std::string_view name);
 
+// The layer, and the rank where it has one, whose builder this lock is of; none for another name.
+std::optional<LayerName> ParseLayerLock(std::string_view name);
+
 // A name that no other process or thread uses: ".tmp-<final name>-<pid>-<random>".
 std::string TemporaryName(std::string_view final_name);
+// What such a name is made of; none for another name.
+struct TemporaryParts {
+  std::string final_name;
+  uint32_t process = 0;  // that made it
+};
+std::optional<TemporaryParts> ParseTemporaryName(std::string_view name);
 // The lock of whoever writes a temporary of a layer: the stem of what it is to become. None for a
 // temporary of something else.
 std::optional<std::string> LockOfTemporary(std::string_view name);

@@ -157,11 +157,16 @@ Result<void> Store::RefuseOtherKinds(Env& env, const std::string& directory) {
 }
 
 Result<void> Store::CheckPlace(Env& env, const std::string& directory) {
-  HP_ASSIGN(const FileStat manifest, env.Stat(JoinPath(directory, kManifestName)));
-  if (manifest.type == FileType::kInvalid) return {};
   std::string path = directory;
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   const std::string name = path.substr(path.rfind('/') + 1);
+  const std::string parent = ParentPath(path);
+  if (name == kLocksName && ParseGenerationName(parent.substr(parent.rfind('/') + 1)))
+    return Fail(Status::Usage("this is the folder of a generation's lock files, not a store")
+                    .File(directory)
+                    .Advice(Text("give {}", ParentPath(parent))));
+  HP_ASSIGN(const FileStat manifest, env.Stat(JoinPath(directory, kManifestName)));
+  if (manifest.type == FileType::kInvalid) return {};
   const bool named = ParseGenerationName(name).has_value();
   if (!named) {  // moved or copied from its store; or somebody's other file of that name
     const std::string file = JoinPath(directory, kManifestName);
@@ -172,7 +177,7 @@ Result<void> Store::CheckPlace(Env& env, const std::string& directory) {
                   .File(directory)
                   .Expected("a folder of such folders")
                   .Found(Text("a {} in it", kManifestName))
-                  .Advice(Text("give {}{}", named ? ParentPath(path) : "the folder that holds it",
+                  .Advice(Text("give {}{}", named ? parent : "the folder that holds it",
                                named ? Text(", with --generation {}", name.substr(0, 8)) : "")));
 }
 

@@ -1,6 +1,7 @@
 """What commands say of a store: what is missing from it, which generation is meant, what its files
 are, what was mended."""
 
+import fcntl
 import glob
 import json
 import os
@@ -220,6 +221,126 @@ class SeveralGenerations(StoreTest):
                       command.must("boot", self.store).stderr)
         command.must("build", self.model, "--store", self.store, "-q")
         command.must("verify", self.store, "--complete", "--generation", self.name)
+
+
+class Inspect(StoreTest):
+    def inspect(self, name):
+        """What --json says; the text begins with the same kind."""
+        found = command.must_json("inspect", self.file(name))
+        text = command.must("inspect", self.file(name)).stdout
+        self.assertTrue(text.startswith(found["kind"] + "  "), text)
+        return found
+
+    def test_every_file_of_a_store_is_known(self):
+        command.must("warm", self.store, "-q")  # makes locks/users
+        kinds = {"manifest": "manifest", "source-stamp": "source stamp", "users": "lock file",
+                 "generation": "lock file", "base": "layer file", "delta-quintal": "layer file",
+                 "source": "source record"}
+        names = [os.path.relpath(os.path.join(folder, name), self.generation)
+                 for folder, _, files in os.walk(self.generation) for name in files]
+        self.assertIn("locks/users", names)
+        self.assertIn("locks/layer-0000", names)
+        for name in names:
+            found = self.inspect(name)
+            last = os.path.basename(name)
+            kind = kinds.get(last) or kinds.get(last.split(".")[-1]) or "lock file"
+            self.assertEqual(found["kind"], kind, name)
+            self.assertTrue(found["good"], name)
+
+    def test_what_it_tells(self):
+        name = os.path.basename(self.generation)
+        manifest = self.inspect("manifest")
+        self.assertEqual(manifest["generation"], name)
+        self.assertEqual(manifest["layers_total"], 4)
+        record = self.inspect("layer-0002.source")
+        self.assertEqual((record["generation"], record["layer"], record["tensors"]), (name, 2, 12))
+        with open(self.file("layer-0002.source"), encoding="utf-8") as file:
+            self.assertIn(f"xxh3-128={record['seal']} ", file.readline())
+        base = self.inspect("layer-0001.base")
+        self.assertEqual(base["manifest_digest"], manifest["digest"])
+        with open(self.file("layer-0001.base"), "rb") as file:
+            file.seek(4088)
+            checksum = int.from_bytes(file.read(8), "little")
+        self.assertEqual(base["header_checksum"], f"{checksum:016x}")
+        [shard] = self.inspect("source-stamp")["shards"]
+        self.assertEqual(shard["name"], "model-00001-of-00001.safetensors")
+        lock = self.inspect("locks/layer-0003")
+        self.assertEqual((lock["layer"], lock["held"]), (3, False))
+
+    def test_locks_tell_whether_they_are_held(self):
+        with open(self.file("locks/layer-0001"), "r", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.assertTrue(self.inspect("locks/layer-0001")["held"])
+            temporary = ".tmp-layer-0001.base-77-0123abcd"
+            shutil.copy(self.file("layer-0001.base"), self.file(temporary))
+            self.assertTrue(self.inspect(temporary)["held"])
+        self.assertFalse(self.inspect(temporary)["held"])
+        command.must("warm", self.store, "-q")
+        with open(self.file("locks/users"), "r", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            self.assertTrue(self.inspect("locks/users")["held"])
+        self.assertFalse(self.inspect("locks/users")["held"])
+
+    def test_temporaries(self):
+        for name in ("manifest", "source-stamp", "layer-0000.source", "layer-0000.delta-quintal"):
+            temporary = f".tmp-{name}-4321-89abcdef"
+            shutil.copy(self.file(name), self.file(temporary))
+            found = self.inspect(temporary)
+            self.assertEqual((found["kind"], found["of"], found["process"], found["whole"]),
+                             ("temporary", name, 4321, True))
+            with open(self.file(temporary), "r+b") as file:
+                file.write(bytes(100))
+            self.assertFalse(self.inspect(temporary)["whole"], name)
+            os.remove(self.file(temporary))
+
+    def test_bad_files_are_called_what_they_are(self):
+        for name, words in (("manifest", "hotplane-manifest refused"),
+                            ("layer-0000.source", "hotplane-source refused"),
+                            ("source-stamp", "source stamp refused"),
+                            ("layer-0000.base", "layer file refused")):
+            path = self.file(name)
+            whole = os.path.getsize(path)
+            for damage in (lambda: command.flip(path, 0), lambda: command.flip(path, 40),
+                           lambda: command.flip(path, 4000 if whole > 4096 else -2),
+                           lambda: os.truncate(path, 0), lambda: os.truncate(path, whole - 1)):
+                shutil.copy(path, self.root)
+                damage()
+                done = command.run("inspect", path)
+                # A stamp has no checksum.
+                if name != "source-stamp" or "well-formed" not in done.stdout:
+                    self.assertEqual(done.returncode, 3, done.stdout)
+                    self.assertNotIn("safetensors file", done.stderr)
+                    if os.path.getsize(path) == whole:
+                        self.assertIn(words, done.stderr)
+                shutil.copy(os.path.join(self.root, name), path)
+
+    def test_files_in_the_wrong_place(self):
+        shutil.copy(self.file("layer-0001.base"), self.file("layer-0000.base"))
+        shutil.copy(self.file("layer-0001.source"), self.file("layer-0000.source"))
+        for name in ("layer-0000.base", "layer-0000.source"):
+            self.refused(3, "inspect", self.file(name))
+        other = os.path.join(self.root, "0" * 32)
+        os.makedirs(other)
+        for name in ("manifest", "layer-0001.base", "layer-0001.source"):
+            shutil.copy(self.file(name), other)
+            done = self.refused(3, "inspect", os.path.join(other, name))
+            self.assertIn("another generation", done.stderr)
+            shutil.copy(self.file(name), self.root)
+            command.must("inspect", os.path.join(self.root, name))  # a copy of its own
+        with open(self.file("notes.txt"), "w", encoding="utf-8") as file:
+            file.write("mine")
+        self.assertIn("no file of a store",
+                      self.refused(2, "inspect", self.file("notes.txt")).stderr)
+        self.assertIn(f"give {self.store}", self.refused(2, "inspect", self.file("locks")).stderr)
+
+    def test_it_writes_nothing(self):
+        before = {path: os.stat(path).st_mtime_ns for path in command.files_below(self.store)}
+        os.chmod(self.file("locks"), 0o555)
+        for path in before:
+            command.must("inspect", path)
+        os.chmod(self.file("locks"), 0o755)
+        self.assertEqual({path: os.stat(path).st_mtime_ns
+                          for path in command.files_below(self.store)}, before)
 
 
 if __name__ == "__main__":
