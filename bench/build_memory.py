@@ -18,6 +18,8 @@ import subprocess
 import sys
 import time
 
+from result_file import result_file
+
 SAMPLE_SECONDS = 0.005
 PIECE_BYTES = 4 * 2**20
 
@@ -103,7 +105,7 @@ def main():
     parser.add_argument("--workers", default="0")
     parser.add_argument("--staging-limit", default="1G")
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=result_file)
     arguments = parser.parse_args()
     model = os.path.join(arguments.folder, "bench-model")
     store = os.path.join(arguments.folder, "bench-store")

@@ -18,6 +18,7 @@ import tempfile
 import time
 
 from build_memory import drop_cache, shards
+from result_file import result_file
 
 PIECE_BYTES = 8 * 2**20
 
@@ -77,7 +78,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N: who quantizes")
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=result_file)
     arguments = parser.parse_args()
     geometry = "8,512,256" if arguments.smoke else arguments.geometry
     model = os.path.join(arguments.folder, "overlap-model")

@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 
+from result_file import result_file
+
 PIECE_BYTES = 4 * 2**20
 POLL_SECONDS = 0.02
 
@@ -188,7 +190,7 @@ def main():
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=result_file)
     arguments = parser.parse_args()
     if shutil.which("nvidia-smi") is None:
         print("skipped: no nvidia-smi, so no GPU to boot onto")

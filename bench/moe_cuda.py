@@ -13,6 +13,8 @@ import json
 import subprocess
 import sys
 
+from result_file import result_file
+
 TOKENS = (1, 2, 4, 8, 16, 32, 128, 1024, 4096)
 SHAPES = {  # E, H, I, top k: those of moe_cuda_bench
     "ds4-flash": (256, 4096, 2048, 6),
@@ -119,7 +121,7 @@ def main():
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--precision")
     parser.add_argument("--fp8", action="store_true", help="activations in FP8")
-    parser.add_argument("--json", help="file for all figures")
+    parser.add_argument("--json", type=result_file, help="file for all figures")
     arguments = parser.parse_args()
     try:
         import torch

@@ -31,13 +31,21 @@ def commit():
     return done.stdout.strip() or "unknown"
 
 
+def folder_there(path):
+    if os.path.isdir(path):
+        return path
+    raise argparse.ArgumentTypeError(f"{path} is not there, or no folder: name one on the disk to "
+                                     "measure, or make it first")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="?")
     parser.add_argument("--layers", type=int, default=4, help="of the boot and build benchmarks")
     parser.add_argument("--warm-layers", type=int, default=0,
                         help="of the warm boot benchmark; 0: as many as memory allows, 4 at most")
-    parser.add_argument("--folder", default=BUILD, help="for stores and checkpoints; on a disk")
+    parser.add_argument("--folder", type=folder_there, default=BUILD,
+                        help="for stores and checkpoints; on a disk")
     parser.add_argument("--only", help="some of quantize,moe,boot,warm_boot,build,build_nvfp4,"
                         "build_overlap")
     parser.add_argument("--smoke", action="store_true")

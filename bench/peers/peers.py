@@ -25,6 +25,8 @@ from datetime import date
 import store
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+from result_file import result_file  # noqa: E402
 
 WHAT = {
     "hotplane-ring": "hotplane, making its pinned ring counted too",
@@ -73,7 +75,7 @@ def parse(words):
     parser.add_argument("--limit-seconds", type=float, default=0,
                         help="start nothing after so many, stop what runs; 0: none")
     parser.add_argument("--merge", help="a result file: rows that are not measured now stay")
-    parser.add_argument("--out", help="result file")
+    parser.add_argument("--out", type=result_file, help="result file")
     parser.add_argument("--smoke", action="store_true", help="a small size, on the CPU")
     options = parser.parse_args(words)
     shape = store.SMOKE if options.smoke else store.FULL

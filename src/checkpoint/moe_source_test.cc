@@ -795,7 +795,8 @@ TEST(Synth, RefusesBadGeometryAndExistingFiles) {
   ASSERT_TRUE(WriteSynthCheckpoint(env, "/m", options, pool));
   const auto again = WriteSynthCheckpoint(env, "/m", options, pool);
   ASSERT_FALSE(again);
-  EXPECT_EQ(again.error().error_number(), EEXIST);
+  EXPECT_EQ(again.error().code(), StatusCode::kUsage);
+  EXPECT_EQ(again.error().found(), "a checkpoint");
   for (const auto& change : std::vector<std::function<void(SynthCheckpointOptions&)>>{
            [](auto& o) { o.geometry.hidden = 96; }, [](auto& o) { o.geometry.experts = 0; },
            [](auto& o) { o.dense_layers = 4; }, [](auto& o) { o.top_k = 9; },

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "checkpoint/shard_index.h"
+#include "io/path_kind.h"
 
 namespace hotplane {
 namespace {
@@ -92,13 +93,20 @@ Result<void> CheckpointWriter::CheckSpace() const {
                   .File(directory_)
                   .Expected(Text("{} free", FormatBytes(needed_bytes)))
                   .Found(Text("{} free", FormatBytes(free_bytes)))
-                  .Advice("fewer layers, or another directory"));
+                  .Advice("free space, name another directory, or write fewer layers"));
 }
 
 Result<CheckpointWriter> CheckpointWriter::Create(Env& env, const std::string& directory,
                                                   std::vector<TensorSpec> tensors,
                                                   CheckpointWriterOptions options) {
   CheckpointWriter writer(env, directory, std::move(tensors), std::move(options));
+  const PathKind kind = PathKindOf(env, directory);
+  if (kind == PathKind::kCheckpoint || kind == PathKind::kStore)
+    return Fail(Status::Usage("the folder to write a checkpoint to is in use")
+                    .File(directory)
+                    .Expected("a new folder, or an empty one")
+                    .Found(std::string(PathKindText(kind)))
+                    .Advice("name another folder, or remove this one"));
   HP_TRY(CreateDirectories(env, directory));
   writer.PlanShards();
   HP_TRY(writer.CheckSpace());

@@ -16,6 +16,7 @@
 #include "base/units.h"
 #include "engine/report_json.h"
 #include "io/env.h"
+#include "io/output_place.h"
 
 namespace hotplane::cli {
 namespace {
@@ -182,7 +183,7 @@ void ReserveStandardDescriptors() {
 }
 
 Result<void> CheckOutput(const std::string& path, std::string_view begin) {
-  HP_TRY(PosixEnv().List(ParentPath(path)));
+  HP_TRY(CheckOutputFile(PosixEnv(), path));
   HP_ASSIGN(const FileStat stat, PosixEnv().Stat(path));
   if (stat.type == FileType::kInvalid || (stat.type == FileType::kRegular && stat.bytes == 0))
     return {};
@@ -190,7 +191,7 @@ Result<void> CheckOutput(const std::string& path, std::string_view begin) {
                        .File(path)
                        .Expected(Text("no file, or one that begins with {}", begin.substr(0, 18)))
                        .Advice("name another file, or remove this one");
-  if (stat.type != FileType::kRegular || stat.bytes < begin.size()) return Fail(std::move(refusal));
+  if (stat.bytes < begin.size()) return Fail(std::move(refusal));
   HP_ASSIGN(const std::unique_ptr<File> file, PosixEnv().Open(path, OpenMode::kRead));
   std::string found(begin.size(), ' ');
   HP_TRY(ReadFully(*file, 0, std::as_writable_bytes(std::span(found))));

@@ -13,6 +13,7 @@
 #include "engine/export.h"
 #include "engine/export_hf.h"
 #include "engine/export_planes_cache.h"
+#include "io/output_place.h"
 
 namespace hotplane::cli {
 
@@ -27,18 +28,15 @@ Result<void> CheckOutside(const char* option, const std::string& out, const std:
   if (error || end == folder.end())
     return Fail(Status::Usage(Text("{} lies inside the store", option))
                     .File(out)
-                    .Advice("write elsewhere"));
+                    .Expected(Text("a place outside {}", store))
+                    .Advice("name another place"));
   return {};
 }
 
 // The output replaces what has its name: only a file outside the store may be replaced.
 Result<void> CheckOutput(const std::string& out, const std::string& store) {
-  HP_ASSIGN(const FileStat stat, PosixEnv().Stat(out));
-  if (stat.type != FileType::kInvalid && stat.type != FileType::kRegular)
-    return Fail(Status::Usage("--out names something that is not a file")
-                    .File(out)
-                    .Expected("a new name, or a file to replace"));
-  return CheckOutside("--out", out, store);
+  HP_TRY(CheckOutside("--out", out, store));
+  return CheckOutputFile(PosixEnv(), out);
 }
 
 Result<PrecisionMap> ReadPrecision(const std::string& text, const Manifest& manifest) {

@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -18,6 +18,7 @@
 #include "base/format_text.h"
 #include "base/limits.h"
 #include "base/memory.h"
+#include "base/result_file.h"
 #include "base/topology.h"
 #include "base/units.h"
 #include "engine/engine.h"
@@ -369,8 +370,9 @@ void Print(const std::vector<Measurement>& rows, const Options& options, uint64_
       "planning and allocating fresh memory included\n");
 }
 
-void WriteJson(const std::vector<Measurement>& rows, const Options& options, uint64_t bytes) {
-  std::ofstream out(options.json_path);
+Result<void> WriteJson(const std::vector<Measurement>& rows, const Options& options,
+                       uint64_t bytes) {
+  std::ostringstream out;
   out << "{\n";
   for (const Measurement& row : rows)
     out << Text(
@@ -381,9 +383,11 @@ void WriteJson(const std::vector<Measurement>& rows, const Options& options, uin
         row.bytes_per_second_all / 1e9, row.anonymous_bytes_extra);
   out << Text("  \"layers\": {}, \"bytes\": {}, \"cores\": {}, \"repetitions\": {}\n}}\n",
               options.layers, bytes, UsableCpuCount(), options.repetitions);
+  return WriteResultFile(options.json_path, out.str());
 }
 
 Result<void> Run(Options options) {
+  HP_TRY(CheckResultFile(options.json_path));
   const bool own_directory = options.directory.empty();
   if (own_directory)
     options.directory =
@@ -394,7 +398,7 @@ Result<void> Run(Options options) {
     const Result<std::vector<Measurement>> rows = Measure(options, &bytes);
     if (rows) {
       Print(*rows, options, bytes);
-      if (!options.json_path.empty()) WriteJson(*rows, options, bytes);
+      result = WriteJson(*rows, options, bytes);
     } else {
       result = Fail(rows.error());
     }

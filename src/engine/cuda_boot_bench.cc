@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -17,6 +16,7 @@
 #include "base/fault_guard.h"
 #include "base/format_text.h"
 #include "base/limits.h"
+#include "base/result_file.h"
 #include "base/topology.h"
 #include "base/units.h"
 #include "engine/engine.h"
@@ -230,6 +230,7 @@ Result<void> Run(Options options) {
     std::printf("skipped: %s\n", OpenCudaDevice(0, {}).error().what().c_str());
     return {};
   }
+  HP_TRY(CheckResultFile(options.json_path));
   const bool own_directory = options.directory.empty();
   if (own_directory)
     options.directory =
@@ -240,7 +241,7 @@ Result<void> Run(Options options) {
     return Measure(options, &json);
   }();
   if (own_directory) std::filesystem::remove_all(options.directory);
-  if (!options.json_path.empty()) std::ofstream(options.json_path) << json.dump(2) << "\n";
+  if (result) HP_TRY(WriteResultFile(options.json_path, json.dump(2) + "\n"));
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "engine/record_reader.h"
 #include "format/sha256.h"
+#include "io/path_kind.h"
 #include "store/locks.h"
 #include "store/paths.h"
 
@@ -240,7 +241,11 @@ Result<void> Exporter::CheckSpace() const {
     HP_ASSIGN(const FileStat stat, generation_.env().Stat(place));
     if (stat.type == FileType::kDirectory) break;
     if (stat.type != FileType::kInvalid)
-      return Fail(Status::Usage("a planes cache is a folder, this is not one").File(place));
+      return Fail(Status::Usage("a planes cache is a folder, this is not one")
+                      .File(place)
+                      .Expected("a folder, or nothing yet")
+                      .Found(DescribePath(generation_.env(), place))
+                      .Advice("name another folder, or move the file away"));
   }
   HP_ASSIGN(const uint64_t free_bytes, generation_.env().FreeBytes(place));
   if (bytes <= free_bytes) return {};

@@ -18,10 +18,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +30,7 @@
 #include "base/format_text.h"
 #include "base/limits.h"
 #include "base/memory.h"
+#include "base/result_file.h"
 #include "base/topology.h"
 #include "base/units.h"
 #include "engine/engine.h"
@@ -396,9 +397,9 @@ void Print(const Samples& samples, const Limits& limits, const StoreParts& parts
                   Summarize(samples, kWarm).seconds_landing / Median(limits.copy));
 }
 
-void WriteJson(const Samples& samples, const Limits& limits, const StoreParts& parts,
-               const Options& options) {
-  std::ofstream out(options.json_path);
+Result<void> WriteJson(const Samples& samples, const Limits& limits, const StoreParts& parts,
+                       const Options& options) {
+  std::ostringstream out;
   out << "{\n";
   for (const char* way : kWays) {
     const Row row = Summarize(samples, way);
@@ -422,6 +423,7 @@ void WriteJson(const Samples& samples, const Limits& limits, const StoreParts& p
       "\"reference_pages\": \"{}\"\n}}\n",
       parts.base.size(), parts.base_bytes, parts.fp4_bytes, UsableCpuCount(), options.rounds,
       options.small_pages ? "small" : "huge");
+  return WriteResultFile(options.json_path, out.str());
 }
 
 // The reference needs both tiers in the page cache, and the landed base beside them.
@@ -458,8 +460,7 @@ Result<void> Measure(Options options) {
     limits = {};
   }
   Print(samples, limits, parts, options);
-  if (!options.json_path.empty()) WriteJson(samples, limits, parts, options);
-  return {};
+  return WriteJson(samples, limits, parts, options);
 }
 
 Result<void> Run(Options options) {
@@ -467,6 +468,7 @@ Result<void> Run(Options options) {
   if (own_directory)
     options.directory =
         (std::filesystem::temp_directory_path() / Text("hotplane-warm-{}", getpid())).string();
+  HP_TRY(CheckResultFile(options.json_path));
   Result<void> result = Measure(options);
   if (own_directory) std::filesystem::remove_all(options.directory);
   return result;

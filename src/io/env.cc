@@ -8,6 +8,8 @@
 
 #include "base/format_text.h"
 #include "base/units.h"
+#include "io/output_place.h"
+#include "io/path_kind.h"
 #include "io/reader.h"
 
 namespace hotplane {
@@ -116,7 +118,9 @@ Result<std::vector<std::byte>> ReadWholeFile(Env& env, const std::string& path,
 
 Result<void> PublishFileInPieces(Env& env, const std::string& path,
                                  const std::function<Result<void>(const FileSink&)>& produce) {
-  HP_ASSIGN(Temp temp, CreateTemp(env, path));
+  Result<Temp> made = CreateTemp(env, path);
+  if (!made) return Fail(CannotWrite(std::move(made).error(), env, path));
+  Temp temp = std::move(*made);
   // Content before name: a rename that reached the disk first would show an empty file after a
   // power cut.
   uint64_t offset = 0;
@@ -133,7 +137,9 @@ Result<void> PublishFileInPieces(Env& env, const std::string& path,
   if (written) written = env.Rename(temp.path, path);
   if (!written) {
     (void)env.Remove(temp.path);
-    return written;
+    const bool of_temp = written.error().file() == temp.path || written.error().file() == path;
+    if (!of_temp) return written;
+    return Fail(CannotWrite(std::move(written).error(), env, path));
   }
   return env.SyncDirectory(ParentPath(path));
 }
@@ -149,7 +155,7 @@ Result<void> CreateDirectories(Env& env, const std::string& path) {
     return Fail(Status::FromErrno(ENOTDIR, "cannot create the directory")
                     .File(path)
                     .Expected("a directory")
-                    .Found("a file")
+                    .Found(std::string(PathKindText(PathKindOf(env, path))))
                     .Advice("name another directory, or move the file away"));
   const std::string parent = ParentPath(path);
   if (parent != path) HP_TRY(CreateDirectories(env, parent));
@@ -159,7 +165,7 @@ Result<void> CreateDirectories(Env& env, const std::string& path) {
     HP_ASSIGN(const FileStat now, env.Stat(path));
     if (now.type == FileType::kDirectory) created = {};
   }
-  HP_TRY(created);
+  if (!created) return Fail(CannotWrite(std::move(created).error(), env, path));
   return env.SyncDirectory(parent);
 }
 

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "base/format_text.h"
 #include "base/limits.h"
 #include "base/memory.h"
+#include "base/result_file.h"
 #include "moe/moe.h"
 
 namespace hotplane {
@@ -204,6 +204,7 @@ std::string Json(const std::vector<Measured>& all, const MoeKernels& kernels, si
 }
 
 Result<void> Measure(const Options& options) {
+  HP_TRY(CheckResultFile(options.json_path));
   WorkerPool pool(options.workers);
   HP_ASSIGN(const MoeKernels* kernels,
             SelectMoeKernels(options.isa.empty() ? std::nullopt
@@ -228,9 +229,7 @@ Result<void> Measure(const Options& options) {
     std::printf("%-24s prefill is %.2f times as fast as single tokens\n", "",
                 single * static_cast<double>(all.back().tokens) / all.back().seconds);
   }
-  if (options.json_path.empty()) return {};
-  std::ofstream(options.json_path) << Json(all, *kernels, pool.worker_count());
-  return {};
+  return WriteResultFile(options.json_path, Json(all, *kernels, pool.worker_count()));
 }
 
 bool Parse(int argc, char** argv, Options& options) {

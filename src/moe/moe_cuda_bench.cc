@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <random>
 #include <set>
 #include <string>
 
 #include "base/format_text.h"
+#include "base/result_file.h"
 #include "moe/moe_cuda_testing.h"
 
 namespace hotplane {
@@ -326,6 +326,10 @@ int Main(int count, char** arguments) {
     std::printf("skipped: %s\n", why.c_str());
     return options.smoke ? 0 : 1;
   }
+  if (const Result<void> writable = CheckResultFile(options.json_path); !writable) {
+    std::fprintf(stderr, "%s\n", writable.error().ToString().c_str());
+    return writable.error().exit_code();
+  }
   Result<std::unique_ptr<CudaMoe>> moe =
       CudaMoe::Load(gpu->driver, gpu->context, gpu->device, options.prefill);
   if (!moe || *moe == nullptr) {
@@ -342,7 +346,10 @@ int Main(int count, char** arguments) {
     if (!options.shape.empty() && options.shape != shape.name) continue;
     bench.Run(shape);
   }
-  if (!options.json_path.empty()) std::ofstream(options.json_path) << bench.json();
+  if (const Result<void> written = WriteResultFile(options.json_path, bench.json()); !written) {
+    std::fprintf(stderr, "%s\n", written.error().ToString().c_str());
+    return written.error().exit_code();
+  }
   return 0;
 }
 

@@ -15,6 +15,7 @@
 
 #include "base/format_text.h"
 #include "base/memory.h"
+#include "base/result_file.h"
 #include "base/units.h"
 #include "format/checksum.h"
 #include "quant/quantize.h"
@@ -343,7 +344,7 @@ void StayOnThisCpu() {
 
 // The share is taken from CPU time, so that other work on the machine weighs on neither side; on an
 // idle machine both rates are the same.
-void Report(const std::vector<Case>& cases, const Options& options) {
+Result<void> Report(const std::vector<Case>& cases, const Options& options) {
   std::printf("%s, one core, median of %zu%s\n", CpuName().c_str(), options.repetitions,
               options.smoke ? ", smoke sizes: figures mean nothing" : "");
   std::printf("%-24s %-8s %12s %16s %16s\n", "case", "variant", "source GB/s", "GB/s of CPU time",
@@ -362,21 +363,26 @@ void Report(const std::vector<Case>& cases, const Options& options) {
         rows.empty() ? "" : ",\n", each.name, each.variant, each.source_bytes, rate, cpu_rate,
         share);
   }
-  if (options.json_path.empty()) return;
-  std::ofstream(options.json_path)
-      << Text("{{\n  \"benchmark\": \"quant\",\n  \"machine\": \"{}\",\n", CpuName())
-      << Text("  \"version\": \"{}\",\n  \"smoke\": {},\n  \"cores\": 1,\n", HOTPLANE_VERSION_TEXT,
-              options.smoke)
-      << Text("  \"repetitions\": {},\n  \"rows\": [\n{}\n  ]\n}}\n", options.repetitions, rows);
+  return WriteResultFile(
+      options.json_path,
+      Text("{{\n  \"benchmark\": \"quant\",\n  \"machine\": \"{}\",\n", CpuName()) +
+          Text("  \"version\": \"{}\",\n  \"smoke\": {},\n  \"cores\": 1,\n", HOTPLANE_VERSION_TEXT,
+               options.smoke) +
+          Text("  \"repetitions\": {},\n  \"rows\": [\n{}\n  ]\n}}\n", options.repetitions, rows));
+}
+
+template <typename T>
+int Told(const Result<T>& failed) {
+  std::fprintf(stderr, "%s\n", failed.error().ToString().c_str());
+  return failed.error().exit_code();
 }
 
 int Run(const Options& options) {
+  if (const Result<void> writable = CheckResultFile(options.json_path); !writable)
+    return Told(writable);
   StayOnThisCpu();
   const Result<Buffers> buffers = MakeBuffers(options.smoke);
-  if (!buffers) {
-    std::fprintf(stderr, "%s\n", buffers.error().ToString().c_str());
-    return buffers.error().exit_code();
-  }
+  if (!buffers) return Told(buffers);
   std::vector<Case> cases = MakeCases(*buffers);
   // Round by round, so that a slow moment of the machine meets all cases alike.
   for (size_t round = 0; round < options.repetitions; ++round) {
@@ -389,7 +395,7 @@ int Run(const Options& options) {
       each.seconds.push_back(Seconds(CLOCK_MONOTONIC) - wall);
     }
   }
-  Report(cases, options);
+  if (const Result<void> reported = Report(cases, options); !reported) return Told(reported);
   for (const Case& one : cases) {
     for (const Case& other : cases) {
       const bool same_work = one.name == other.name && one.source_bytes == other.source_bytes;

@@ -379,7 +379,10 @@ Result<Generation> Store::OpenOrCreateGeneration(Env& env, const std::string& di
     return Fail(Status::Usage("a store is a directory, this is not one")
                     .File(directory)
                     .Expected("a directory, or nothing yet")
-                    .Found(stat.type == FileType::kRegular ? "a file" : "a special file"));
+                    .Found(stat.type == FileType::kRegular
+                               ? std::string(PathKindText(PathKindOf(env, directory)))
+                               : "a special file")
+                    .Advice("name another directory, or move the file away"));
   }
   HP_TRY(CheckPlace(env, directory));
   HP_TRY(RefuseOtherKinds(env, directory));

@@ -263,5 +263,126 @@ class Places(unittest.TestCase):
                       self.refused("build", layer, "--store", self.nothing)["what"])
 
 
+class Outputs(unittest.TestCase):
+    """Places that cannot be written to: found before the work, with what to do."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.root = tempfile.mkdtemp(prefix="hotplane-outputs-")
+        cls.addClassCleanup(shutil.rmtree, cls.root)
+        cls.model = command.write_checkpoint(os.path.join(cls.root, "model"),
+                                             command.mxfp4_tensors())
+        cls.store = os.path.join(cls.root, "store")
+        command.must("build", cls.model, "--store", cls.store, "-q")
+        cls.run_file = os.path.join(cls.root, "run.json")
+        with open(cls.run_file, "w") as out:
+            out.write(command.must("boot", cls.store, "--json").stdout)
+        cls.file = os.path.join(cls.root, "file")
+        with open(cls.file, "w") as out:
+            out.write("mine")
+        cls.folder = os.path.join(cls.root, "folder")
+        os.makedirs(cls.folder)
+
+    def files(self, place):
+        """Commands that write one file."""
+        return (("export", self.store, "--layer", "0", "--part", "sc2", "--out", place),
+                ("report", self.run_file, "-o", place), ("boot", self.store, "--trace", place),
+                ("build", self.model, "--store", os.path.join(self.root, "new"), "--trace", place))
+
+    def folders(self, place):
+        """Commands that write a folder."""
+        synth = ("synth", place, "--geometry", "4,64,64", "--layers", "1")
+        return (synth, (*synth, "--checkpoint", "bf16"), ("build", self.model, "--store", place),
+                ("export", self.store, "--hf", place, "--checkpoint", self.model, "--precision",
+                 "fp4"),
+                ("export", self.store, "--planes-cache", place, "--checkpoint-id", "a"))
+
+    def refused(self, codes, commands, place, found=""):
+        for arguments in commands:
+            with self.subTest(arguments=arguments):
+                done = command.run(*arguments, "--json")
+                self.assertIn(done.returncode, codes, done.stdout + done.stderr)
+                error = command.json.loads(done.stdout)["error"]
+                self.assertTrue(place.startswith(error["file"]) or error["file"].startswith(place),
+                                error)
+                for key in ("expected", "found", "advice"):
+                    self.assertTrue(error.get(key), (key, error))
+                self.assertIn(found, error["found"])
+        self.assertFalse(os.path.exists(os.path.join(self.root, "new")))
+        with open(self.file) as there:
+            self.assertEqual(there.read(), "mine")
+
+    def test_no_parent(self):
+        place = os.path.join(self.root, "none", "out")
+        self.refused((1,), self.files(place), place, "No such file or directory")
+        self.assertFalse(os.path.exists(os.path.dirname(place)))
+
+    def test_a_file_in_the_place_of_the_parent(self):
+        place = os.path.join(self.file, "out")
+        self.refused((1,), self.files(place), place, "Not a directory")
+        self.refused((1, 2), self.folders(place), place, "a file")
+
+    def test_a_folder_in_the_place_of_a_file(self):
+        self.refused((2,), self.files(self.folder), self.folder, "an empty folder")
+        self.refused((2,), self.files("/dev/full"), "/dev/full", "a special file")
+
+    def test_a_file_in_the_place_of_a_folder(self):
+        self.refused((1, 2), self.folders(self.file), self.file, "a file")
+
+    def test_a_name_that_is_too_long(self):
+        place = os.path.join(self.root, 300 * "x")
+        self.refused((1,), self.files(place), place, "too long")
+
+    def test_a_file_system_that_takes_no_files(self):
+        self.refused((1,), self.files("/proc/out"), "/proc/out")
+
+    def test_what_is_there_stays(self):
+        files = [arguments for arguments in self.files(self.file) if arguments[0] != "export"]
+        for arguments in files:
+            done = command.run(*arguments, "--json")
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("this command did not write it", done.stdout)
+        for place in (self.model, self.store):
+            for arguments in self.folders(place)[1:4]:
+                if place == self.store and arguments[0] == "build":
+                    continue
+                done = command.run(*arguments, "--json")
+                self.assertEqual(done.returncode, 2, (arguments, done.stderr))
+
+    def mount(self, options):
+        place = os.path.join(self.root, "mount")
+        os.makedirs(place, exist_ok=True)
+        done = command.subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place],
+                                      capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            self.skipTest("cannot mount a tmpfs here: " + done.stderr.strip())
+        self.addCleanup(command.subprocess.run, ["umount", place], check=True)
+        return place
+
+    def test_no_space(self):
+        place = self.mount("size=16k,nr_inodes=64")
+        with open(os.path.join(place, "full"), "wb") as full:
+            full.write(bytes(16 << 10))
+        out = os.path.join(place, "out")
+        commands = (self.files(out)[1], *self.folders(out))
+        for i, arguments in enumerate(commands):
+            named = [word + str(i) if word == out else word for word in arguments]
+            self.refused((4,), (named,), out + str(i))
+
+    def test_read_only(self):
+        place = self.mount("size=64m")
+        command.subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        out = os.path.join(place, "out")
+        self.refused((1,), (*self.files(out), *self.folders(out)), out, "Read-only")
+
+    def test_no_permission(self):
+        if os.geteuid() == 0:
+            self.skipTest("root may write everywhere")
+        os.chmod(self.folder, 0o555)
+        self.addCleanup(os.chmod, self.folder, 0o755)
+        out = os.path.join(self.folder, "out")
+        self.refused((1,), (*self.files(out), *self.folders(out)), out, "Permission denied")
+
+
 if __name__ == "__main__":
     command.main(unittest)

@@ -1,0 +1,20 @@
+// Places that will be written to, looked at before the work whose result goes there.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "io/env.h"
+
+namespace hotplane {
+
+// `status` says that something could not be written at `path`, a file or a folder: under that name,
+// whatever temporary or parent failed, and, by the system's reason, with what would have been right
+// and what to do. What a status says already stays.
+Status CannotWrite(Status status, Env& env, const std::string& path);
+
+// That a file can be made, or replaced, at `path`: kUsage when a folder or a special file is there;
+// kSystem or kCapacity as CannotWrite when a file cannot be made beside it, which is tried.
+Result<void> CheckOutputFile(Env& env, const std::string& path);
+
+}  // namespace hotplane
