@@ -1,5 +1,6 @@
-"""operations_test.py HOTPLANE: the commands of docs/operations.md run, in their order, over the
-bundled model; its units are accepted by systemd; what it says of limits happens."""
+"""operations_test.py HOTPLANE: the commands of docs/operations.md and of README.md run, in their
+order, over the bundled model; the page's units are accepted by systemd; what it says of limits
+happens."""
 
 import ctypes
 import os
@@ -18,13 +19,13 @@ IO_URING_SETUP = 425
 CGROUP = "/sys/fs/cgroup"
 
 
-def page():
-    with open(os.path.join(SOURCE, "docs", "operations.md"), encoding="utf-8") as file:
+def page(name="docs/operations.md"):
+    with open(os.path.join(SOURCE, name), encoding="utf-8") as file:
         return file.read()
 
 
-def blocks(kind):
-    return re.findall(rf"^```{kind}\n(.*?)^```", page(), re.M | re.S)
+def blocks(kind, name="docs/operations.md"):
+    return re.findall(rf"^```{kind}\n(.*?)^```", page(name), re.M | re.S)
 
 
 def deny_io_uring():
@@ -66,11 +67,18 @@ class Operations(unittest.TestCase):
         return done.stdout
 
     def test_commands(self):
+        self.run_blocks("docs/operations.md", 15)
+
+    def test_the_first_hour(self):
+        self.run_blocks("README.md", 9)
+
+    def run_blocks(self, name, commands_min):
         """In one shell, so that variables last; the page's places become ours."""
-        places = {"/models/DeepSeek-V4-Flash": MODEL, "/store": os.path.join(self.root, "store"),
-                  "/backup": os.path.join(self.root, "backup")}
-        script = "".join(blocks("sh"))
-        self.assertGreater(script.count("hotplane "), 15)
+        folder = tempfile.mkdtemp(prefix="page-", dir=self.root)
+        places = {"/models/DeepSeek-V4-Flash": MODEL, "/store": os.path.join(folder, "store"),
+                  "/backup": os.path.join(folder, "backup")}
+        script = "".join(blocks("sh", name))
+        self.assertGreater(script.count("hotplane "), commands_min)
         for path, place in places.items():
             script = re.sub(rf"(?<![\w.-]){path}(?![\w-])", place, script)
         self.assertNotIn(" /", script.replace(" " + self.root, "").replace(" " + MODEL, ""))
