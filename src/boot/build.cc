@@ -129,6 +129,7 @@ class CheckpointBuilds::Unit final : public LayerBuild {
   }
 
   bool has_files() const { return !outputs_.empty(); }
+  void NoteDamage() { damaged_ = true; }
 
   // From now on its experts are read ahead.
   void ListReads() {
@@ -179,6 +180,7 @@ class CheckpointBuilds::Unit final : public LayerBuild {
   PlanesWanted wanted_;
   std::vector<std::unique_ptr<FileLock>> locks_;
   std::vector<Output> outputs_;
+  bool damaged_ = false;       // one of them replaces a file
   std::byte* keep_ = nullptr;  // device memory of the base's data region; null: it is not kept
   LayerLayout keep_layout_;    // with keep_
   std::mutex mutex_;
@@ -334,6 +336,7 @@ Result<void> CheckpointBuilds::Unit::Publish() {
   {
     std::lock_guard lock(owner_.mutex_);
     ++owner_.report_.layers_built;
+    if (damaged_) ++owner_.report_.layers_rebuilt;
     owner_.report_.bytes_built += bytes;
     if (keep_ != nullptr) owner_.kept_.insert(layer_.ordinal);
   }
@@ -375,15 +378,18 @@ std::vector<uint32_t> CheckpointBuilds::FileOrder() const {
   return layers;
 }
 
-Result<std::vector<Encoding>> CheckpointBuilds::Missing(const Generation& of_rank, uint32_t layer,
-                                                        const LayerNeed& need) const {
-  if (need.proven_bad) return need.encodings;
-  std::vector<Encoding> missing;
+Result<CheckpointBuilds::Absent> CheckpointBuilds::Missing(const Generation& of_rank,
+                                                           uint32_t layer,
+                                                           const LayerNeed& need) const {
+  if (need.proven_bad) return Absent{need.encodings, true};
+  Absent missing;
   for (const Encoding encoding : need.encodings) {
     const TierProbe probe = of_rank.Probe(layer, encoding);
     if (probe.presence == Presence::kUnreadable)
       return Fail(UnreadableFile(*probe.reason, LayerText(of_rank, layer, encoding)));
-    if (probe.presence != Presence::kPresent) missing.push_back(encoding);
+    if (probe.presence == Presence::kPresent) continue;
+    missing.encodings.push_back(encoding);
+    missing.damaged |= probe.presence == Presence::kDamaged;
   }
   return missing;
 }
@@ -392,8 +398,8 @@ Result<void> CheckpointBuilds::CheckSpace() const {
   uint64_t bytes = 0;
   for (const auto& [layer, need] : needs_)
     for (const Generation& of_rank : ranks_) {
-      HP_ASSIGN(const std::vector<Encoding> missing, Missing(of_rank, layer, need));
-      for (const Encoding encoding : missing)
+      HP_ASSIGN(const Absent missing, Missing(of_rank, layer, need));
+      for (const Encoding encoding : missing.encodings)
         bytes += PlanLayerLayout(encoding, generation_.geometry(layer)).file_bytes;
     }
   return CheckRoom(generation_.env(), generation_.directory(), bytes);
@@ -566,8 +572,10 @@ Result<LayerBuilds::Opened> CheckpointBuilds::Open(uint32_t layer,
   auto unit = std::make_unique<Unit>(*this, model_.layers[layer]);
   for (size_t i = 0; i < ranks_.size(); ++i) {
     // Whoever held the lock before us may have published what we are after.
-    HP_ASSIGN(const std::vector<Encoding> missing, Missing(ranks_[i], layer, need));
-    if (!missing.empty()) HP_TRY(unit->CreateFiles(ranks_[i], missing, std::move(locks[i])));
+    HP_ASSIGN(const Absent missing, Missing(ranks_[i], layer, need));
+    if (missing.encodings.empty()) continue;
+    HP_TRY(unit->CreateFiles(ranks_[i], missing.encodings, std::move(locks[i])));
+    if (missing.damaged) unit->NoteDamage();
   }
   if (unit->has_files()) {
     HP_TRY(StartReads());

@@ -57,8 +57,9 @@ struct BuildOptions {
 struct BuildReport {
   Digest128 generation{};
   uint32_t shard_world = 1;
-  uint32_t layers_total = 0;  // selected
-  uint32_t layers_built = 0;  // at least one file of it was built here
+  uint32_t layers_total = 0;    // selected
+  uint32_t layers_built = 0;    // at least one file of it was built here
+  uint32_t layers_rebuilt = 0;  // of them, those of which a file was there and damaged
   uint32_t layers_attached =
       0;                      // everything wanted was there, or another process built it meanwhile
   uint64_t bytes_needed = 0;  // source bytes of the layers that had a file missing
@@ -125,8 +126,11 @@ class CheckpointBuilds final : public LayerBuilds {
     HugeBuffer slice;  // of one piece, for one rank
   };
   Result<void> CheckSpace() const;
-  Result<std::vector<Encoding>> Missing(const Generation& of_rank, uint32_t layer,
-                                        const LayerNeed& need) const;
+  struct Absent {
+    std::vector<Encoding> encodings;
+    bool damaged = false;  // a file of one of them is there
+  };
+  Result<Absent> Missing(const Generation& of_rank, uint32_t layer, const LayerNeed& need) const;
   Result<void> PrepareDevice();
   // Null: the device's memory is given out.
   Device* TakeDeviceShare();

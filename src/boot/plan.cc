@@ -7,6 +7,7 @@
 #include "base/format_text.h"
 #include "base/number_text.h"
 #include "base/units.h"
+#include "boot/shard_choice.h"
 
 namespace hotplane {
 namespace {
@@ -62,12 +63,7 @@ class Planner {
 Result<void> Planner::CheckShard() const {
   const uint32_t world = facts_.manifest.identity.shard_world;
   if (config_.shard_world != world)
-    return Fail(Status::Usage("the store was built for another number of ranks")
-                    .File(facts_.directory)
-                    .Expected(Text("a world of {}", world))
-                    .Found(Text("a world of {}", config_.shard_world))
-                    .Advice(Text("`hotplane build --tp {}`, or boot with {} ranks",
-                                 config_.shard_world, world)));
+    return Fail(OtherWorld(world, config_.shard_world, "", facts_.directory));
   if (config_.shard_rank >= world)
     return Fail(Status::Usage(Text("there is no rank {}", config_.shard_rank))
                     .Expected(Text("0 to {}", world - 1)));

@@ -11,17 +11,6 @@
 namespace hotplane {
 namespace {
 
-Status OtherWorld(uint32_t world, std::string found, uint32_t found_world,
-                  const std::string& directory) {
-  return Status::Usage("the store was built for another number of ranks")
-      .File(directory)
-      .Expected(Text("a world of {}", world))
-      .Found(std::move(found))
-      .Advice(Text("`hotplane build --tp {}` makes such a store; or start {} process{}, or give "
-                   "--rank",
-                   found_world, world, world == 1 ? "" : "es"));
-}
-
 std::string LaunchedText(const std::vector<LaunchedRank>& launched) {
   std::string text;
   for (const LaunchedRank& rank : launched) text += (text.empty() ? "" : "; ") + rank.text;
@@ -103,13 +92,35 @@ Result<Digest128> TakeFullest(const std::vector<Store::Entry>& fitting,
                        holding, directory));
 }
 
+std::string StoreText(uint32_t world) {
+  return world == 1 ? "a store that is not sharded" : Text("a store for {} ranks", world);
+}
+
 }  // namespace
+
+Status OtherWorld(uint32_t world, uint32_t wanted, const std::string& told_by,
+                  const std::string& directory) {
+  const std::string is = world == 1 ? "not sharded" : Text("cut for {} ranks", world);
+  const std::string asked = told_by.empty() ? Text("--world {} asks for", wanted)
+                                            : std::string("the launcher's processes need");
+  const std::string build =
+      wanted == 1 ? std::string("`hotplane build` without --tp makes such a store")
+                  : Text("`hotplane build --tp {}` makes a store for {} ranks", wanted, wanted);
+  const std::string use = world == 1 ? std::string("leave --world out to boot it whole")
+                          : told_by.empty()
+                              ? Text("say --world {}, and --rank 0 to {}", world, world - 1)
+                              : Text("start {} processes, or give --rank", world);
+  return Status::Usage(Text("the store is {}; {} {}", is, asked, StoreText(wanted)))
+      .File(directory)
+      .Expected(told_by.empty() ? StoreText(wanted) : Text("{}: {}", StoreText(wanted), told_by))
+      .Found(StoreText(world))
+      .Advice(Text("{}; {}", use, build));
+}
 
 Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
                             const std::string& directory) {
   if (request.world && *request.world != world)
-    return Fail(
-        OtherWorld(world, Text("a world of {}", *request.world), *request.world, directory));
+    return Fail(OtherWorld(world, *request.world, "", directory));
   if (request.rank) {
     if (*request.rank < world) return *request.rank;
     if (world == 1)
@@ -136,7 +147,7 @@ Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
   const bool told = std::ranges::any_of(
       request.launched, [](const LaunchedRank& launched) { return launched.world > 1; });
   if (told)
-    return Fail(OtherWorld(world, LaunchedText(request.launched), request.launched.front().world,
+    return Fail(OtherWorld(world, request.launched.front().world, LaunchedText(request.launched),
                            directory));
   return Fail(
       Status::Usage(Text("the store is cut into {} shards, and nothing says which is meant", world))

@@ -21,6 +21,10 @@ struct ShardRequest {
   bool builds = false;  // what is missing will be built
 };
 
+// kUsage: the store has `world` ranks and `wanted` are, by --world or by whatever `told_by` names.
+Status OtherWorld(uint32_t world, uint32_t wanted, const std::string& told_by,
+                  const std::string& directory);
+
 // The rank of this process in a generation of `world` ranks; 0 where that is 1. kUsage with the
 // numbers when another world is asked for, the rank is not below it, or a sharded generation's rank
 // is told by nobody, or by a launcher of another world. `directory` is named in errors. One line in

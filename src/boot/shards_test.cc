@@ -316,17 +316,20 @@ TEST(ShardChoice, ARankIsAskedForOrTheLaunchersOrUnneeded) {
       {{}, 1, 0, ""},
       {{0, {}}, 1, 0, ""},
       {{1, {}}, 1, std::nullopt, "not sharded"},
-      {{{}, 2}, 1, std::nullopt, "another number of ranks"},
+      {{{}, 2},
+       1,
+       std::nullopt,
+       "the store is not sharded; --world 2 asks for a store for 2 ranks"},
       {{{}, {}, {of_four}}, 1, 0, ""},
       {{}, 2, std::nullopt, "nothing says which"},
       {{1, {}}, 2, 1, ""},
       {{1, 2}, 2, 1, ""},
       {{2, {}}, 2, std::nullopt, "no rank 2"},
-      {{1, 4}, 2, std::nullopt, "another number of ranks"},
+      {{1, 4}, 2, std::nullopt, "the store is cut for 2 ranks; --world 4 asks for a store for 4"},
       {{{}, {}, {of_four}}, 4, 2, ""},
       {{{}, 4, {of_four}}, 4, 2, ""},
       {{{}, {}, {of_four, of_two}}, 2, 1, ""},
-      {{{}, {}, {of_four}}, 2, std::nullopt, "another number of ranks"},
+      {{{}, {}, {of_four}}, 2, std::nullopt, "the launcher's processes need a store for 4"},
       {{{}, {}, {alone}}, 2, std::nullopt, "nothing says which"},
       {{{}, {}, {alone}}, 1, 0, ""},
       // What was asked for wins over the environment, whatever that says.
@@ -342,8 +345,12 @@ TEST(ShardChoice, ARankIsAskedForOrTheLaunchersOrUnneeded) {
     EXPECT_NE(rank.error().what().find(cases[i].said), std::string::npos) << rank.error().what();
   }
   const Status other = ChooseRank({{}, {}, {of_four}}, 2, "/store").error();
-  EXPECT_NE(other.found().find("WORLD_SIZE=4"), std::string::npos);
+  EXPECT_NE(other.expected().find("WORLD_SIZE=4"), std::string::npos);
   EXPECT_NE(other.advice().find("--tp 4"), std::string::npos);
+  EXPECT_EQ(other.found(), "a store for 2 ranks");
+  const Status one = ChooseRank({{}, 1}, 2, "/store").error();
+  EXPECT_EQ(one.expected(), "a store that is not sharded");
+  EXPECT_NE(one.advice().find("--world 2"), std::string::npos);
 }
 
 TEST(ShardChoice, OfSeveralGenerationsTheOneThatFits) {

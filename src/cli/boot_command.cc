@@ -59,11 +59,13 @@ void PrintReport(const Engine& engine) {
   const uint64_t base_bytes = report.bytes_read - report.bytes_read_delta;
   const double rate =
       report.seconds_land > 0 ? static_cast<double>(base_bytes) / report.seconds_land : 0;
-  if (engine.plan().builds()) {
-    const BuildReport build = engine.build_report();
-    PrintLine(Text("built {}: read {} of the checkpoint, wrote {}",
-                   Counted(build.layers_built, "layers"), FormatBytes(build.bytes_read),
-                   FormatBytes(build.bytes_built)));
+  const BuildReport build = engine.build_report();
+  if (build.layers_built > 0 || engine.plan().builds()) {
+    PrintLine(Text(
+        "built {}{}: read {} of the checkpoint, wrote {}", Counted(build.layers_built, "layers"),
+        build.layers_rebuilt > 0 ? Text(" ({} rebuilt, damaged before)", build.layers_rebuilt)
+                                 : std::string(),
+        FormatBytes(build.bytes_read), FormatBytes(build.bytes_built)));
   }
   const BootPlan& plan = engine.plan();
   PrintLine(Text(

@@ -55,10 +55,17 @@ Result<void> RunBuild(const Context& context) {
     return {};
   }
   if (options.common.quiet) return {};
-  PrintLine(Text("built {} of {} ({} were there){} into {}, generation {}", report.layers_built,
-                 Counted(report.layers_total, "layers"), report.layers_attached,
+  const std::string rebuilt = report.layers_rebuilt == 0
+                                  ? std::string()
+                                  : Text("{} rebuilt, damaged before; ", report.layers_rebuilt);
+  PrintLine(Text("built {} of {} ({}{} were there){} into {}, generation {}", report.layers_built,
+                 Counted(report.layers_total, "layers"), rebuilt, report.layers_attached,
                  report.shard_world > 1 ? Text(" for {} ranks", report.shard_world) : "",
                  options.store, ToHex(report.generation)));
+  if (report.layers_built == 0) {
+    PrintLine("nothing was missing by the files' headers; `hotplane verify` checks every byte");
+    return {};
+  }
   PrintLine(Text(
       "read {}, wrote {}, {}, quantizing at {} with {} ({}), staging {}",
       FormatBytes(report.bytes_read), FormatBytes(report.bytes_built),

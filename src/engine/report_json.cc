@@ -94,6 +94,7 @@ std::string BuildReportJson(const BuildReport& report) {
   Json json;
   json["layers_total"] = report.layers_total;
   json["layers_built"] = report.layers_built;
+  json["layers_rebuilt"] = report.layers_rebuilt;
   json["layers_attached"] = report.layers_attached;
   json["bytes_needed"] = report.bytes_needed;
   json["bytes_read"] = report.bytes_read;
@@ -126,6 +127,7 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
   json["layers_read"] = std::count_if(report.sources.begin(), report.sources.end(),
                                       [](const auto& layer) { return !layer.kept; });
   json["layers_built"] = build.layers_built;
+  json["layers_rebuilt"] = build.layers_rebuilt;
   json["layers_attached"] =
       std::count_if(plan.entries.begin(), plan.entries.end(),
                     [](const PlanEntry& entry) { return entry.action == PlanAction::kAttach; });

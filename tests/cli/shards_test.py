@@ -156,9 +156,14 @@ class Shards(unittest.TestCase):
         error = self.refused(2, "boot", self.split, "--rank", 2)
         self.assertEqual(error["expected"], "0 to 1")
         error = self.refused(2, "boot", self.split, "--rank", 1, "--world", 4)
-        self.assertEqual((error["expected"], error["found"]), ("a world of 2", "a world of 4"))
+        self.assertEqual((error["expected"], error["found"]),
+                         ("a store for 4 ranks", "a store for 2 ranks"))
+        error = self.refused(2, "boot", self.whole, "--world", 2)
+        self.assertEqual((error["expected"], error["found"]),
+                         ("a store for 2 ranks", "a store that is not sharded"))
+        self.assertIn("leave --world out", error["advice"])
         error = self.refused(2, "boot", self.split, env={"RANK": "1", "WORLD_SIZE": "4"})
-        self.assertIn("WORLD_SIZE=4", error["found"])
+        self.assertIn("WORLD_SIZE=4", error["expected"])
         self.assertIn("--tp 4", error["advice"])
         error = self.refused(2, "boot", self.whole, "--rank", 1)
         self.assertIn("not sharded", error["what"])

@@ -343,5 +343,59 @@ class Inspect(StoreTest):
                           for path in command.files_below(self.store)}, before)
 
 
+class Repair(StoreTest):
+    def damage_header(self, layer):
+        command.flip(self.file(f"layer-000{layer}.base"), 100)
+
+    def damage_data(self, layer):
+        path = self.file(f"layer-000{layer}.base")
+        command.flip(path, os.path.getsize(path) - 4096 + 5)
+
+    def assert_no_advice(self, text):
+        """Nothing is left to be done about what was mended."""
+        self.assertNotIn("to fix", text)
+        self.assertNotIn("remove this file", text)
+
+    def test_a_build_tells_built_rebuilt_and_were_there(self):
+        self.damage_header(1)
+        self.remove("layer-0002.base", "layer-0002.delta-quintal")
+        done = command.must("build", self.model, "--store", self.store)
+        self.assertIn("built 2 of 4 layers (1 rebuilt, damaged before; 2 were there)", done.stdout)
+        self.assertIn("a damaged file is replaced", done.stderr)
+        self.assertIn(self.file("layer-0001.base"), done.stderr)
+        self.assert_no_advice(done.stderr)
+        again = command.must("build", self.model, "--store", self.store)
+        self.assertIn("built 0 of 4 layers (4 were there)", again.stdout)
+        self.assertIn("`hotplane verify` checks every byte", again.stdout)
+        self.damage_header(3)
+        report = command.must_json("build", self.model, "--store", self.store)
+        self.assertEqual((report["layers_built"], report["layers_rebuilt"],
+                          report["layers_attached"]), (1, 1, 3))
+        command.must("verify", self.store, "--complete", "--source", self.model)
+
+    def test_a_boot_that_mends_a_file_says_so_and_advises_nothing(self):
+        for damage in (self.damage_header, self.damage_data):
+            damage(1)
+            done = command.must("boot", self.store, "--checkpoint", self.model)
+            self.assertIn("built 1 layer (1 rebuilt, damaged before)", done.stdout)
+            self.assertIn("a damaged file is replaced", done.stderr)
+            self.assert_no_advice(done.stdout + done.stderr)
+            damage(2)
+            report = command.must_json("boot", self.store, "--checkpoint", self.model)
+            self.assertEqual((report["layers_built"], report["layers_rebuilt"]), (1, 1))
+            command.must("verify", self.store, "--complete", "--source", self.model)
+
+    def test_without_a_checkpoint_the_advice_stays(self):
+        self.damage_data(1)
+        self.assertIn("to fix", self.refused(3, "boot", self.store).stderr)
+
+    def test_what_was_only_missing_is_not_called_rebuilt(self):
+        self.remove("layer-0001.base")
+        done = command.must("boot", self.store, "--checkpoint", self.model)
+        self.assertIn("built 1 layer: read", done.stdout)
+        self.assertEqual(command.must_json("build", self.model, "--store", self.store)
+                         ["layers_rebuilt"], 0)
+
+
 if __name__ == "__main__":
     command.main(unittest)
