@@ -1,5 +1,4 @@
-// The kernels of prefill themselves, for the fake CUDA driver: those that need no instruction of
-// one generation of GPUs alone.
+// The kernels of prefill themselves, for the fake CUDA driver.
 #include "device/fake/cuda_on_host.h"
 #include "device/fake/fake_kernel.h"
 

@@ -235,6 +235,7 @@ TEST_F(MoeOnGpu, PrefillOfEveryTier) {
         {"one expert", 2, 128, 64, 257, 1, kSilu, false, mix, Ids::kOneExpert},
         {"one expert, runs of 113", 1, 64, 64, 226, 2, kSilu, false, mix, Ids::kOneExpert},
         {"many experts", 300, 64, 64, 100, 4, kDeepSeek, false, mix},
+        {"stages are filled again", 1, 640, 64, 257, 1, kSilu, false, mix},
     };
     for (const Case& c : cases) {
       const DeviceProblem problem(*gpu_, c, 11);

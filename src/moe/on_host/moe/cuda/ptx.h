@@ -45,14 +45,15 @@ struct CopyOnHost {
       std::memcpy(to, from, 16);
   }
 };
-struct CopiesOnHost {
+struct ThreadOnHost {
   std::vector<CopyOnHost> open;
   std::deque<std::vector<CopyOnHost>> committed;
+  std::shared_ptr<void> wgmmas;  // of wgmma_sm90.h
 };
-inline CopiesOnHost& CopiesOfThread() {
+inline ThreadOnHost& OfThread() {
   std::shared_ptr<void>& own = on_host::OwnOfThread();
-  if (own == nullptr) own = std::make_shared<CopiesOnHost>();
-  return *static_cast<CopiesOnHost*>(own.get());
+  if (own == nullptr) own = std::make_shared<ThreadOnHost>();
+  return *static_cast<ThreadOnHost*>(own.get());
 }
 inline thread_local std::mt19937 chance;
 
@@ -62,18 +63,18 @@ inline void CopyAsync16OrZeros(uint32_t shared, const void* global, bool there) 
   if (chance() % 2 == 0)
     copy.Arrive();
   else
-    CopiesOfThread().open.push_back(copy);
+    OfThread().open.push_back(copy);
 }
 inline void CopyAsync16(uint32_t shared, const void* global) {
   CopyAsync16OrZeros(shared, global, true);
 }
 inline void CommitCopies() {
-  CopiesOnHost& own = CopiesOfThread();
+  ThreadOnHost& own = OfThread();
   own.committed.push_back(std::exchange(own.open, {}));
 }
 template <int kPending>
 void WaitForCopies() {
-  CopiesOnHost& own = CopiesOfThread();
+  ThreadOnHost& own = OfThread();
   while (own.committed.size() > kPending) {
     for (const CopyOnHost& copy : own.committed.front()) copy.Arrive();
     own.committed.pop_front();
