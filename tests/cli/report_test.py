@@ -274,6 +274,23 @@ class Report(unittest.TestCase):
             self.assertIn("run.json", done.stderr)
             self.assertFalse(os.path.exists(out))
 
+    def test_exit_codes(self):
+        """Those of docs/cli.md; no space for the page is in options_test.py."""
+        good = os.path.join(self.folder, "fidelity.json")
+        bad = os.path.join(self.folder, "bad.json")
+        page = os.path.join(self.folder, "page.html")
+        with open(good, "w", encoding="utf-8") as file:
+            json.dump(evaluated(), file)
+        with open(bad, "w", encoding="utf-8") as file:
+            file.write("{")
+        for code, arguments in (
+                (0, [good, "-o", page]), (1, [good + "x", "-o", page]),
+                (1, [good, "-o", os.path.join(self.folder, "none", "page.html")]),
+                (1, [good, "-o", page, "--trace", good + "x"]), (2, [good, "-o", bad]),
+                (2, [good, "-o", page, "--trace", bad]), (2, [good]), (3, [bad, "-o", page])):
+            done = command.run("report", *arguments)
+            self.assertEqual(done.returncode, code, (arguments, done.stderr))
+
     def test_other_files_are_refused(self):
         store_like = {"files_checked": 3}
         for text in ("", "{", "[]", "null", "[" * 100000, '{"a":' * 5000, json.dumps(store_like),

@@ -8,6 +8,7 @@ a folder with more models, a longer text and what it must give (golden/golden.js
 import json
 import math
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -281,6 +282,27 @@ class Malformed(unittest.TestCase):
                          "--arithmetic", "exact")["rows"]
         self.assertTrue(all(abs(row["loss"] - math.log(256)) < 0.5 for row in rows), rows)
         self.assertAlmostEqual(rows[0]["loss"], rows[1]["loss"], delta=1e-5)
+
+    def test_the_page_names_the_keys_and_the_exit_codes(self):
+        with open(os.path.join(SOURCE, "docs", "tinylm.md"), encoding="utf-8") as file:
+            page = file.read()
+        evaluated = must_json("eval", self.model, "--store", os.path.join(self.root, "store"),
+                              "--precision", "base")
+        generated = must_json("generate", self.model, "--precision", "source", "--tokens", 2)
+        for keys in (evaluated, evaluated["rows"][0], generated):
+            self.assertEqual([key for key in keys if f"`{key}`" not in page], [])
+        codes = page.split("\nExit codes are")[1].split("\n\n")[0]
+        self.assertEqual(re.findall(r"\b(\d) [a-z]", codes), ["0", "1", "2", "3", "4"])
+        missing = ["eval", self.model, "--precision", "source", "--text", self.file + "x"]
+        broken = os.path.join(self.root, "broken")
+        shutil.copytree(self.model, broken)
+        with open(os.path.join(broken, os.path.basename(self.file)), "r+b") as file:
+            file.truncate(1000)
+        for code, arguments in ((0, ["--help"]), (1, missing), (2, ["eval", "--what"]),
+                                (1, ["eval", os.path.join(self.root, "none"), *missing[2:4]]),
+                                (3, ["eval", broken, *missing[2:4]])):
+            done = run(*arguments)
+            self.assertEqual(done.returncode, code, (arguments, done.stderr))
 
     def test_truncated(self):
         with open(self.file, "rb") as file:
