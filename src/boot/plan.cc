@@ -409,6 +409,11 @@ std::string_view PlanActionName(PlanAction action) {
   return "invalid";
 }
 
+uint64_t UsableDeviceBytes(uint64_t free_bytes) {
+  constexpr uint64_t kOverheadBytes = 64 * kMiB;
+  return free_bytes - std::min(free_bytes, kOverheadBytes);
+}
+
 const FileFacts& FactsOf(const LayerFacts& layer, Encoding encoding) {
   const auto place = std::find(kEncodings.begin(), kEncodings.end(), encoding);
   HP_CHECK(place != kEncodings.end());

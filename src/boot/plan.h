@@ -63,6 +63,10 @@ struct PlanFacts {
   std::optional<CheckpointFacts> checkpoint;  // none: not at hand
 };
 
+// Of a device's free memory what bases may take: streams, tables, and granules that are not full
+// take the rest.
+uint64_t UsableDeviceBytes(uint64_t free_bytes);
+
 struct PlanConfig {
   std::vector<uint32_t> layers;  // ordinals, ascending
   bool base = true;

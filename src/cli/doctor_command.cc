@@ -1,6 +1,9 @@
 #include <sys/vfs.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
 
 #include "base/format_text.h"
 #include "base/limits.h"
@@ -10,13 +13,17 @@
 #include "base/units.h"
 #include "boot/boot_estimate.h"
 #include "boot/describe.h"
+#include "boot/plan.h"
+#include "boot/plan_facts.h"
 #include "boot/shard_choice.h"
 #include "boot/source_rates.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "device/device.h"
+#include "engine/report_json.h"
 #include "format/checksum.h"
 #include "io/reader.h"
+#include "store/coverage.h"
 #include "store/store.h"
 
 namespace hotplane::cli {
@@ -26,6 +33,7 @@ struct Finding {
   bool ok;
   std::string subject;
   std::string text;
+  bool fails = false;  // what `subject` is about would end in an error
 };
 
 std::string RateText(double rate) { return FormatRate(static_cast<uint64_t>(rate), 1); }
@@ -54,6 +62,11 @@ class Doctor {
   };
   Result<void> OpenGeneration();
   Result<void> CheckStore(Bases* bases);
+  // The plan of a boot with no other option than --device: what it would do, or why it would fail.
+  void PlanNext();
+  Result<BootPlan> PlanRank(uint32_t rank) const;
+  void TellFit(const BootPlan& plan);
+  std::string FailureText() const;
   Result<void> CountFiles(const Generation& of_rank, Encoding encoding, size_t* present,
                           Bases* bases);
   void CheckCache(const Bases& bases);
@@ -83,6 +96,8 @@ class Doctor {
   std::vector<CopyRate> copy_rates_;
   DiskRates disk_;
   BootEstimate estimate_;
+  std::optional<Status> device_failure_;  // of a device that was asked for
+  std::optional<Status> boot_failure_;    // of the next boot
 };
 
 void Doctor::CheckIsa() {
@@ -137,6 +152,7 @@ Result<void> Doctor::CheckDevice() {
       OpenCudaDevice(options_.device.ordinal, {.thread_count = pool_.worker_count()});
   if (!device) {
     Add(false, "device", device.error().ToString());
+    device_failure_ = std::move(device.error());
     return {};
   }
   device_ = *std::move(device);
@@ -216,6 +232,10 @@ Result<void> Doctor::CheckDisk(const Bases& bases) {
 
 // Of one rank, where there are several.
 void Doctor::EstimateNext(const Bases& bases) {
+  if (boot_failure_) {
+    findings_.push_back({false, "boot", FailureText(), /*fails=*/true});
+    return;
+  }
   if (bases.bytes == 0) return;
   BootFacts facts;
   facts.bytes = bases.bytes / world_;
@@ -260,9 +280,11 @@ const char* FileSystemName(const std::string& path) {
 
 void Doctor::CheckCache(const Bases& bases) {
   if (bases.cached_bytes >= bases.bytes - bases.bytes / 64) {
+    const double seconds = read_rate_ > 0 ? static_cast<double>(bases.bytes) / read_rate_ : 0;
     Add(true, "cache",
-        Text("all of {} in the page cache: mapped, a boot takes about {}", FormatBytes(bases.bytes),
-             FormatSeconds(read_rate_ > 0 ? static_cast<double>(bases.bytes) / read_rate_ : 0)));
+        Text("all of {} in the page cache{}", FormatBytes(bases.bytes),
+             boot_failure_ ? std::string()
+                           : Text(": mapped, a boot takes about {}", FormatSeconds(seconds))));
     return;
   }
   const bool fits = bases.bytes <= ReadMemoryLimit().available_bytes;
@@ -321,8 +343,8 @@ Result<void> Doctor::CheckStore(Bases* bases) {
           Text("{}{}/{} {}", counts.empty() ? "" : ", ", present, files, EncodingName(encoding));
     if (encoding == Encoding::kBase && present < files)
       Add(false, "store",
-          Text("no base tier of {}{}: run `hotplane build`", Counted(files - present, "layers"),
-               of_ranks));
+          Text("{}{}; `hotplane build` of the checkpoint makes what is missing",
+               DescribeCoverage(ProbeCoverage(generation), generation.manifest()), of_ranks));
   }
   Add(true, "store",
       Text("{}{}, generation {}, {}", counts, of_ranks, ToHex(generation.id()),
@@ -330,15 +352,58 @@ Result<void> Doctor::CheckStore(Bases* bases) {
   if (!generation.locked())
     Add(false, "locks",
         "this file system refuses locks: `hotplane gc` cannot see who uses the store");
-  const bool on_device = device_ != nullptr;
-  const uint64_t free_bytes = on_device ? device_free_bytes_ : ReadMemoryLimit().available_bytes;
-  const uint64_t bytes = bases->bytes / world;
-  if (bytes > free_bytes)
-    Add(false, "fit",
-        Text("{} of planes, {} of {}memory available: boot with --map or fewer --layers",
-             FormatBytes(bytes), FormatBytes(free_bytes), on_device ? "device " : ""));
+  PlanNext();
   if (bases->bytes > 0) CheckCache(*bases);
   return {};
+}
+
+Result<BootPlan> Doctor::PlanRank(uint32_t rank) const {
+  const Generation of_rank = generation_->ForRank(rank);
+  const uint64_t host_bytes = ReadMemoryLimit().available_bytes;
+  PlanConfig config;
+  config.layers.resize(of_rank.manifest().layers.size());
+  std::iota(config.layers.begin(), config.layers.end(), 0u);
+  config.device_is_host = device_ == nullptr;
+  config.device_bytes = device_ == nullptr ? host_bytes : UsableDeviceBytes(device_free_bytes_);
+  config.host_bytes = host_bytes;
+  config.shard_rank = rank;
+  config.shard_world = of_rank.world();
+  return PlanBoot(ProbeStore(of_rank, config).facts, config);
+}
+
+void Doctor::PlanNext() {
+  boot_failure_ = device_failure_;
+  for (uint32_t rank = 0; rank < world_ && !boot_failure_; ++rank) {
+    const Result<BootPlan> plan = PlanRank(rank);
+    if (plan) {
+      if (rank == 0) TellFit(*plan);
+      continue;
+    }
+    boot_failure_ = plan.error();
+    if (world_ > 1) boot_failure_ = Status(plan.error()).Because(Text("rank {}", rank));
+  }
+}
+
+void Doctor::TellFit(const BootPlan& plan) {
+  if (plan.bytes_host == 0) return;
+  const auto on_host =
+      std::count_if(plan.entries.begin(), plan.entries.end(),
+                    [](const PlanEntry& entry) { return entry.residency == Residency::kHost; });
+  Add(false, "fit",
+      Text("{} of planes, {} of {}memory for them: {} of {} layers stay on the host, in the page "
+           "cache; with --base device a boot would fail (exit code 4)",
+           FormatBytes(plan.bytes_device + plan.bytes_host), FormatBytes(plan.device_limit_bytes),
+           device_ != nullptr ? "device " : "", on_host, plan.layers_total));
+}
+
+// On one line, as findings are.
+std::string Doctor::FailureText() const {
+  const Status& why = *boot_failure_;
+  std::string text = Text("would fail with exit code {}: {}", why.exit_code(), why.what());
+  if (!why.file().empty()) text += Text("; file {}", why.file());
+  if (!why.found().empty()) text += Text("; found {}", why.found());
+  if (!why.advice().empty()) text += Text("; to fix: {}", why.advice());
+  return Printable(text);
 }
 
 Result<void> Doctor::Run() {
@@ -360,7 +425,11 @@ Result<void> Doctor::Run() {
     return {};
   }
   for (const Finding& finding : findings_)
-    PrintLine(Text("{:<5} {:<8} {}", finding.ok ? "OK" : "WARN", finding.subject, finding.text));
+    PrintLine(Text("{:<5} {:<8} {}",
+                   finding.fails ? "FAIL"
+                   : finding.ok  ? "OK"
+                                 : "WARN",
+                   finding.subject, finding.text));
   return {};
 }
 
@@ -399,6 +468,10 @@ void Doctor::PrintJson() const {
     json["boot"]["seconds"] = estimate_.seconds > 0 ? nlohmann::ordered_json(estimate_.seconds)
                                                     : nlohmann::ordered_json(nullptr);
     json["boot"]["limit"] = estimate_.limit;
+  }
+  if (boot_failure_) {
+    json["boot"] = {{"seconds", nullptr}};
+    json["boot"]["fails"] = nlohmann::ordered_json::parse(StatusJson(*boot_failure_))["error"];
   }
   PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }

@@ -110,9 +110,7 @@ Result<uint64_t> Engine::DeviceBytes() const {
   const uint64_t asked = options_.boot.memory_limit_bytes;
   if (device_ == nullptr) return asked != 0 ? asked : ReadMemoryLimit().available_bytes;
   HP_ASSIGN(const DeviceMemory memory, device_->Memory());
-  // Streams, tables, and granules that are not full.
-  constexpr uint64_t kOverheadBytes = 64 * kMiB;
-  const uint64_t usable = memory.free_bytes - std::min(memory.free_bytes, kOverheadBytes);
+  const uint64_t usable = UsableDeviceBytes(memory.free_bytes);
   return asked != 0 ? std::min(asked, usable) : usable;
 }
 

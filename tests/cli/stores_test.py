@@ -397,5 +397,64 @@ class Repair(StoreTest):
                          ["layers_rebuilt"], 0)
 
 
+class DoctorOfAStore(StoreTest):
+    def fails(self, code, *words, store=None, arguments=()):
+        """Doctor says that a boot would fail, as the same boot does."""
+        store = store or self.store
+        done = command.must("doctor", "--store", store, *arguments)
+        [boot] = [line for line in done.stdout.splitlines() if line.split()[1] == "boot"]
+        self.assertTrue(boot.startswith(f"FAIL  boot     would fail with exit code {code}: "), boot)
+        for word in words:
+            self.assertIn(word, boot)
+        self.assertNotIn("a boot takes about", done.stdout)
+        report = command.must_json("doctor", "--store", store, *arguments)
+        self.assertIsNone(report["boot"]["seconds"])
+        self.assertEqual(report["boot"]["fails"]["code"], code)
+        self.assertFalse([f["ok"] for f in report["findings"] if f["subject"] == "boot"][0])
+        return report["boot"]["fails"]
+
+    def boot_fails_so(self, failure, *arguments):
+        error = json.loads(command.run("boot", self.store, "--json", *arguments).stdout)["error"]
+        self.assertEqual(error, failure)
+
+    def test_a_whole_store_would_boot(self):
+        report = command.must_json("doctor", "--store", self.store)
+        self.assertNotIn("fails", report["boot"])
+        self.assertTrue(all(f["ok"] for f in report["findings"]
+                            if f["subject"] in ("store", "boot")))
+        # The base is what a boot wants.
+        self.remove("layer-0000.delta-quintal")
+        self.assertNotIn("fails", command.must_json("doctor", "--store", self.store)["boot"])
+
+    def test_a_layer_is_missing(self):
+        self.remove("layer-0002.base")
+        failure = self.fails(3, "no usable base tier of layer 2", "--checkpoint")
+        self.boot_fails_so(failure)
+        self.assertIn("WARN  store    base 3 of 4: layer 2 missing",
+                      command.must("doctor", "--store", self.store).stdout)
+
+    def test_a_layer_is_damaged(self):
+        command.flip(self.file("layer-0001.base"), 100)
+        failure = self.fails(3, self.file("layer-0001.base"), "checksum")
+        self.boot_fails_so(failure)
+
+    def test_no_layer_at_all(self):
+        self.remove(*(f"layer-000{layer}.base" for layer in range(4)))
+        self.boot_fails_so(self.fails(3, "layers 0-3"))
+
+    def test_a_device_that_is_not_there(self):
+        failure = self.fails(1, "device", arguments=("--device", "cuda:99"))
+        self.assertEqual(failure["kind"], "system")
+
+    def test_one_rank_lacks_a_file(self):
+        model = command.write_checkpoint(os.path.join(self.root, "wide"),
+                                         command.mxfp4_tensors(layers=2, intermediate=128))
+        store = os.path.join(self.root, "ranks")
+        command.must("build", model, "--store", store, "--tp", "2", "-q")
+        self.assertNotIn("fails", command.must_json("doctor", "--store", store)["boot"])
+        os.remove(glob.glob(os.path.join(store, "*", "layer-0001.rank1.base"))[0])
+        self.fails(3, "rank 1: ", "layer 1", store=store)
+
+
 if __name__ == "__main__":
     command.main(unittest)
