@@ -8,6 +8,8 @@
 #include "base/log.h"
 #include "base/topology.h"
 #include "base/units.h"
+#include "boot/plan.h"
+#include "store/coverage.h"
 
 namespace hotplane {
 namespace {
@@ -63,6 +65,20 @@ Result<void> OpenedFiles::Add(const Generation& of_rank, uint32_t layer, Encodin
   return {};
 }
 
+// Asked for, and not there in either encoding.
+void WarnOfAbsentDeltas(const Generation& generation, std::optional<uint32_t> rank,
+                        WarmReport& report) {
+  std::vector<uint32_t> layers;
+  for (const CoverageGap& gap : ProbeCoverage(generation).delta.gaps) {
+    const bool other_rank = rank && gap.rank && *gap.rank != *rank;
+    if (gap.presence != Presence::kAbsent || other_rank) continue;
+    if (layers.empty() || layers.back() != gap.layer) layers.push_back(gap.layer);
+  }
+  if (layers.empty()) return;
+  report.warnings.push_back(Text("no delta tier of layer{} {}", layers.size() == 1 ? "" : "s",
+                                 LayerListText(layers, generation.manifest())));
+}
+
 }  // namespace
 
 Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& tiers,
@@ -79,6 +95,8 @@ Result<WarmReport> Warm(const Generation& generation, const std::vector<Tier>& t
         if (std::find(tiers.begin(), tiers.end(), TierOf(encoding)) != tiers.end())
           HP_TRY(opened.Add(of_rank, layer.ordinal, encoding, report));
   }
+  if (std::find(tiers.begin(), tiers.end(), Tier::kDelta) != tiers.end())
+    WarnOfAbsentDeltas(generation, rank, report);
   const std::vector<std::unique_ptr<File>>& files = opened.files;
   const std::vector<Piece>& pieces = opened.pieces;
   if (files.empty())

@@ -76,6 +76,14 @@ class Completeness(StoreTest):
         self.assertEqual(delta["layers_missing"], [2, 3])
         self.assertEqual(delta["files_missing"], [self.file(name) for name in self.DELTAS])
 
+    def test_warm_tells_what_is_missing_of_the_tiers_that_it_reads(self):
+        self.remove("layer-0001.base", *self.DELTAS)
+        report = command.must_json("warm", self.store)
+        self.assertEqual(report["warnings"], ["layer 1 has no base tier"])
+        report = command.must_json("warm", self.store, "--tiers", "base,delta")
+        self.assertEqual(report["warnings"], ["layer 1 has no base tier",
+                                              "no delta tier of layers 2-3"])
+
     def test_what_should_be_there_can_be_less(self):
         self.remove(*self.DELTAS)
         command.must("verify", self.store, "--complete", "--tiers", "base")
