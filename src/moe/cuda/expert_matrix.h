@@ -7,6 +7,16 @@ namespace hotplane::moe_cuda {
 
 inline constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
+// The sum of `value` over this lane and those before it.
+__device__ __forceinline__ uint32_t SumUpTo(uint32_t value, uint32_t lane) {
+#pragma unroll
+  for (uint32_t by = 1; by < 32; by *= 2) {
+    const uint32_t other = __shfl_up_sync(kAllLanes, value, by);
+    if (lane >= by) value += other;
+  }
+  return value;
+}
+
 // One of the two matrices of an expert.
 struct Matrix {
   const uint8_t* codes;

@@ -106,9 +106,7 @@ __device__ __forceinline__ void FinishGateUp(const MoeArgs& args, const Product&
                                              const float* sums) {
   constexpr uint32_t kRows = Block::kRows / 2, kWords = kRows / 2;
   const uint32_t word = threadIdx.x % kWords;
-  // PrefillColumn of the word.
-  const uint32_t multiply = word % 16 / 8, pair = word % 8 / 4, t = word % 4;
-  const uint32_t row = word / 16 * kScaleBlock + 4 * t + 2 * multiply + pair;
+  const uint32_t row = word / 16 * kScaleBlock + PrefillColumn(word % 16);
   const uint32_t n = tile.rows * kRows + row;
   if (n >= product.strips * kStripRows) return;
   float bias[2][2] = {};
@@ -175,12 +173,7 @@ __device__ __forceinline__ void CountTiles(const MoeArgs& args, const PrefillArg
     const uint32_t own = expert < args.experts
                              ? TilesOf<Block>(prefill.begin[expert + 1] - prefill.begin[expert])
                              : 0;
-    uint32_t sum = own;
-#pragma unroll
-    for (uint32_t by = 1; by < 32; by *= 2) {
-      const uint32_t other = __shfl_up_sync(kAllLanes, sum, by);
-      if (lane >= by) sum += other;
-    }
+    uint32_t sum = SumUpTo(own, lane);
     if (lane == 31) shared->sums[warp] = sum;
     __syncthreads();
     uint32_t all = 0;

@@ -117,16 +117,6 @@ static_assert(kCostMax * kDecodeAssignmentsMax < 65536);
 static_assert(kDecodeAssignmentsMax * kCostMax / kCostMin / kDecodeBlocksMin + 2 <=
               kDecodeOwnSlicesMax);
 
-// The sum of `value` over this lane and those before it.
-__device__ __forceinline__ uint32_t SumUpTo(uint32_t value, uint32_t lane) {
-#pragma unroll
-  for (uint32_t by = 1; by < 32; by *= 2) {
-    const uint32_t other = __shfl_up_sync(kAllLanes, value, by);
-    if (lane >= by) value += other;
-  }
-  return value;
-}
-
 // Each slice's cost becomes the sum of those before. By the threads of warp 0.
 __device__ __forceinline__ void SumCosts(Routed* routed) {
   uint32_t before = 0;
