@@ -15,6 +15,7 @@
 #include "base/format_text.h"
 #include "base/log.h"
 #include "io/mem_env.h"
+#include "store/coverage.h"
 #include "store/paths.h"
 #include "store/store_samples.h"
 
@@ -596,6 +597,54 @@ TEST(StoreReadOnly, ADirectoryWithoutWritePermissionCanBeUsedAndNotBuilt) {
   EXPECT_EQ(built.error().exit_code(), 1);
 }
 
+TEST(StoreCoverage, TellsWhatIsMissingAndWhatIsDamaged) {
+  MemEnv env;
+  const Generation generation = BuildSampleStore(env, "/store").value();
+  const auto remove = [&](const std::string& path) { ASSERT_TRUE(env.Remove(path)); };
+  Coverage coverage = ProbeCoverage(generation);
+  EXPECT_TRUE(coverage.base.complete());
+  EXPECT_TRUE(coverage.delta.complete());
+  EXPECT_EQ(coverage.delta.file_count, 2u);
+  EXPECT_EQ(coverage.layers_without_record, std::vector<uint32_t>{1});
+
+  // One encoding of two is enough.
+  remove(generation.LayerPath(1, Encoding::kDeltaQuintal));
+  EXPECT_TRUE(ProbeCoverage(generation).delta.complete());
+  remove(generation.LayerPath(0, Encoding::kDeltaQuintal));
+  remove(generation.LayerPath(1, Encoding::kDeltaNibble));
+  coverage = ProbeCoverage(generation);
+  ASSERT_EQ(coverage.delta.gaps.size(), 1u);
+  EXPECT_EQ(coverage.delta.file_count_present, 1u);
+  EXPECT_EQ(coverage.delta.Layers(Presence::kAbsent), std::vector<uint32_t>{1});
+  // The one that the other layer has.
+  EXPECT_EQ(coverage.delta.gaps[0].file, generation.LayerPath(1, Encoding::kDeltaNibble));
+
+  const std::string bad = generation.LayerPath(0, Encoding::kBase);
+  remove(bad);
+  ASSERT_TRUE(PublishFile(env, bad, std::vector<std::byte>(100)));
+  coverage = ProbeCoverage(generation);
+  EXPECT_TRUE(coverage.base.Layers(Presence::kAbsent).empty());
+  EXPECT_EQ(coverage.base.Layers(Presence::kDamaged), std::vector<uint32_t>{0});
+  EXPECT_EQ(coverage.base.gaps[0].file, bad);
+
+  // Of the layers that are asked for; without files no record is missed.
+  EXPECT_TRUE(ProbeCoverage(generation, {1}).base.complete());
+  remove(generation.LayerPath(1, Encoding::kBase));
+  EXPECT_TRUE(ProbeCoverage(generation).layers_without_record.empty());
+  EXPECT_EQ(ProbeCoverage(generation, {}).base.file_count, 0u);
+}
+
+TEST(StoreCoverage, ImportedAndRandomLayersHaveNoRecords) {
+  for (const char* const scheme : {kPlanesCacheScheme, kSyntheticScheme}) {
+    MemEnv env;
+    Manifest manifest = SampleManifest();
+    manifest.scheme = scheme;
+    const Generation generation = Store::OpenOrCreateGeneration(env, "/store", manifest).value();
+    ASSERT_TRUE(BuildSampleLayer(generation, 0, Encoding::kBase));
+    EXPECT_TRUE(ProbeCoverage(generation).layers_without_record.empty());
+  }
+}
+
 TEST(StoreNames, ParsingIsTheInverseOfMaking) {
   for (const uint32_t layer : {0u, 7u, 9999u, 10000u, UINT32_MAX}) {
     for (const std::optional<uint32_t> rank :
@@ -607,8 +656,16 @@ TEST(StoreNames, ParsingIsTheInverseOfMaking) {
         EXPECT_EQ(parsed->layer, layer);
         EXPECT_EQ(parsed->rank, rank);
         EXPECT_EQ(parsed->encoding, encoding);
-        EXPECT_EQ(LockOfTemporary(TemporaryName(name)), ShardStem(layer, rank));
+        const std::string temporary = TemporaryName(name);
+        EXPECT_EQ(LockOfTemporary(temporary), ShardStem(layer, rank));
+        ASSERT_TRUE(ParseTemporaryName(temporary).has_value());
+        EXPECT_EQ(ParseTemporaryName(temporary)->final_name, name);
+        EXPECT_EQ(ParseTemporaryName(temporary)->process, static_cast<uint32_t>(getpid()));
       }
+      const auto lock = ParseLayerLock(ShardStem(layer, rank));
+      ASSERT_TRUE(lock.has_value());
+      EXPECT_EQ(lock->layer, layer);
+      EXPECT_EQ(lock->rank, rank);
     }
     EXPECT_EQ(LockOfTemporary(TemporaryName(SourceRecordName(layer))), LayerStem(layer));
   }
@@ -622,6 +679,12 @@ TEST(StoreNames, ParsingIsTheInverseOfMaking) {
                            "layer-0003.rank1.rank2.base", "layer-0003.rank99999999999.base"}) {
     EXPECT_FALSE(ParseLayerName(name).has_value()) << name;
   }
+  for (const char* name :
+       {"users", "generation", "layer-3", "layer-0003.base", "layer-0003.rank", "layer-0003 ", ""})
+    EXPECT_FALSE(ParseLayerLock(name).has_value()) << name;
+  for (const char* name :
+       {"manifest", ".tmp-", ".tmp-a", ".tmp-a-1", ".tmp-a-x-1", ".tmp--1", ".tmp-a-01-1"})
+    EXPECT_FALSE(ParseTemporaryName(name).has_value()) << name;
   EXPECT_FALSE(LockOfTemporary(".tmp-manifest-1-2").has_value());
   EXPECT_FALSE(ParseGenerationName(std::string(32, 'A')).has_value());
   EXPECT_TRUE(ParseGenerationName(std::string(32, 'a')).has_value());
