@@ -5,6 +5,7 @@ MOE_FORWARD is the C program of tests/capi/moe_forward.c.
 
 import array
 import ctypes
+import functools
 import gc
 import io
 import json
@@ -85,6 +86,91 @@ class Build(WithStore):
         with self.assertRaises(hotplane.UsageError) as caught:
             hotplane.build(os.path.join(self.root, "nothing"), os.path.join(self.root, "n"))
         self.assertIn("nothing", str(caught.exception))
+
+
+class Values(WithStore):
+    """A value of another type, or one that is not taken: the error names the option, what it takes
+    and what it got."""
+
+    NUMBERS = ("workers", "batch", "rank", "world", "memory_bytes", "reserve_bytes",
+               "delta_cache_bytes", "full_cache_bytes", "base_cache_bytes", "pin_delta_bytes",
+               "staging_limit_bytes")
+    FLAGS = ("map", "verify", "delta", "no_build")
+    WORDS = {"residency": "'host'", "cache": "'bypass'", "delta_encoding": "'nibble'",
+             "device": "cuda:N", "layers": "mtp", "delta_layers": "mtp", "no_delta_layers": "mtp",
+             "generation": "digits", "checkpoint": "a path"}
+
+    def refused(self, name, expected, value, call):
+        with self.assertRaises(hotplane.UsageError, msg=(name, value)) as caught:
+            call()
+        error = caught.exception
+        self.assertTrue(error.what.startswith(name + " "), error)
+        self.assertIn(expected, error.expected)
+        self.assertEqual(error.found, repr(value))
+
+    def wrong_values(self):
+        for name in self.NUMBERS:
+            for value in ("2", 1.5, -1, True, [1], 1 << 64):
+                yield name, "a whole number of 0 to", value
+        for name in self.FLAGS:
+            for value in ("no", "", 2, [], object):
+                yield name, "True or False", value
+        for name, expected in self.WORDS.items():
+            for value in (5, ["x"], 1.5, "a\0b"):
+                yield name, expected, value
+        for value in (5, (1,), (1, 2, 3), ("a", "b"), (1.5, 3), (3, 3), (True, 3), "ab"):
+            yield "experts", "(first, one past the last)", value
+
+    def test_options_of_a_boot(self):
+        with hotplane.open(self.store_path) as store:
+            for name, expected, value in self.wrong_values():
+                for call in (store.boot, store.plan):
+                    self.refused(name, expected, value, lambda: call(**{name: value}))
+            self.refused("on_layer", "a function", 5, lambda: store.boot(on_layer=5))
+            for flag in (True, 1, False, 0):
+                store.plan(map=flag)
+
+    def test_options_of_the_other_calls(self):
+        build = functools.partial(hotplane.build, MODEL, os.path.join(self.root, "unmade"))
+        take = functools.partial(hotplane.import_planes_cache, "cache", "store")
+        for name, expected, value in self.wrong_values():
+            if name in ("workers", "batch", "world", "staging_limit_bytes", "layers", "device"):
+                self.refused(name, expected, value, lambda: build(**{name: value}))
+            if name in ("rank", "world", "generation", "checkpoint"):
+                self.refused(name, expected, value,
+                             lambda: hotplane.open(self.store_path, **{name: value}))
+        for name, expected, value in (("delta", "'nibble'", 5), ("zero_mode", "'sign'", 1)):
+            self.refused(name, expected, value, lambda: build(**{name: value}))
+        for name, expected, value in (("mtp_layers", "43-44", 43), ("config", "a path", 5),
+                                      ("key", "characters", 5), ("rank", "a whole number", "x"),
+                                      ("base_only", "True or False", "x"),
+                                      ("move", "True or False", "no")):
+            self.refused(name, expected, value, lambda: take("4,64,64", **{name: value}))
+        self.refused("layers_geometry", "ds4-flash", 5, lambda: take(5))
+        for value in (None, 5, ["x"]):
+            self.refused("path", "", value, lambda: hotplane.open(value))
+        self.refused("checkpoint", "a path", 5, lambda: hotplane.build(5, self.store_path))
+        with hotplane.boot(self.store_path) as engine:
+            self.refused("experts", "whole numbers", 5, lambda: engine.prefetch("full", 0, 5))
+            self.refused("experts", "whole numbers", 5, lambda: engine.load_fp4(0, 5))
+            self.refused("expert", "a whole number", "a", lambda: engine.read_many("base", 0, "a"))
+            self.refused("layer", "a whole number", "x", lambda: engine.wait_layer("x"))
+            with self.assertRaisesRegex(TypeError, "whole number or a slice, not 'x'"):
+                engine.layers["x"]
+
+    def test_an_option_that_there_is_not(self):
+        for call, name, meant in ((functools.partial(hotplane.build, MODEL, "s"), "tp", "world"),
+                                  (functools.partial(hotplane.build, MODEL, "s"), "worker",
+                                   "workers"),
+                                  (functools.partial(hotplane.open, self.store_path), "ranks",
+                                   "rank"),
+                                  (functools.partial(hotplane.boot, self.store_path), "pin_delta",
+                                   "pin_delta_bytes")):
+            with self.assertRaises(hotplane.UsageError) as caught:
+                call(**{name: 1})
+            self.assertIn(f"has no option {name}", caught.exception.what)
+            self.assertIn(meant, caught.exception.expected)
+            self.assertEqual(caught.exception.advice, f"is {meant} meant?")
 
 
 class Plans(WithStore):

@@ -152,6 +152,80 @@ for call in (lambda part, engine: part.tobytes(), lambda part, engine: part[1],
 print("clean")
 """, self.store_path)
 
+    def test_an_interrupted_call_is_over(self):
+        """Wherever in entering or leaving a call it came: another thread can close the engine."""
+        self.child("""
+import sys
+class Interrupter:
+    def __init__(self, instruction):
+        self.left = instruction
+    def __call__(self, frame, event, _):
+        if not frame.f_globals.get("__name__", "").startswith("hotplane"):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+def interrupted_at(instruction, engine):
+    sys.settrace(Interrupter(instruction))
+    try:
+        engine.record_bytes("base", 0)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+count = 0
+while True:
+    if count == 10:
+        before = state()
+    engine = store.boot()
+    interrupted = interrupted_at(count + 1, engine)
+    assert all(call() is None for call in engine._handle._calls.values()), count
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive(), f"close waits after one at instruction {count + 1}"
+    if not interrupted:
+        break
+    count += 1
+assert count > 40, count
+after = state(before[0])
+assert after[0] == before[0] and after[1] < before[1] + (32 << 20), (after, before)
+print("clean")
+""", self.store_path)
+
+    def test_a_close_waits_for_a_call_and_for_no_longer(self):
+        self.child("""
+engine = store.boot()
+entered, leave = threading.Event(), threading.Event()
+def call():
+    with engine._handle.call():
+        entered.set()
+        leave.wait()
+calling = threading.Thread(target=call)
+calling.start()
+entered.wait()
+closing = threading.Thread(target=engine.close)
+closing.start()
+closing.join(0.5)
+assert closing.is_alive() and engine.closed
+try:
+    engine.record_bytes("base", 0)
+    sys.exit("a call began on a closed engine")
+except hotplane.UsageError:
+    pass
+leave.set()
+closing.join(20)
+assert not closing.is_alive()
+calling.join()
+print("clean")
+""", self.store_path)
+
     def test_interrupted_while_nothing_comes(self):
         """The boot waits for a build of another process, which never ends."""
         path = os.path.join(self.root, "waiting")

@@ -107,13 +107,13 @@ class Part:
     @property
     def pointer(self) -> int:
         """Address in the memory of `device`, for kernels; valid until Engine.close()."""
-        with self._handle:
+        with self._handle.call():
             return self._address
 
     def _managed(self, versioned: bool) -> Owner:
         """Of a new DLManagedTensor(Versioned)."""
         owner = Owner("tensor_versioned" if versioned else "tensor")
-        with self._handle as engine:
+        with self._handle.call() as engine:
             check(library().layer_dlpack(engine, self._index, PARTS[self.name], int(versioned),
                                          byref(owner.place)))
         return owner

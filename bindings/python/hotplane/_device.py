@@ -95,7 +95,7 @@ def _check_out(out: Any, x: Any, place: Place) -> None:
 def _workspace(handle: Handle, place: Place, rows: int, top_k: int) -> Any:
     import torch
     size = c_size_t()
-    with handle as engine:
+    with handle.call() as engine:
         check(library().moe_workspace_bytes(engine, place.layer, rows, top_k, byref(size)))
     # Of this call alone: a captured graph keeps its own.
     memory = torch.empty(size.value, dtype=torch.uint8, device=place.device)
@@ -134,7 +134,7 @@ def _enqueue(handle: Handle, place: Place, given: Tuple[Any, Any, Any], out: Any
             call.precision = choice.precision
         else:
             call.precisions = _table(choice.precision, place.device).data_ptr()
-        with handle as engine:
+        with handle.call() as engine:
             check(library().moe_forward_on_device(engine, byref(call)))
     else:
         y.zero_()

@@ -15,8 +15,10 @@ from . import _device, _library
 from ._arrays import Matrix, Output, Owner, Part, matrix_of, memory_at
 from ._handle import Handle
 from ._library import (ACTIVATIONS, ARITHMETICS, ENCODINGS, OK, PARTS, PRECISIONS, PRESENCES,
-                       RECORD_KINDS, check, encode, last_error, library, text)
-from ._options import boot_options, number, word
+                       RECORD_KINDS, check, last_error, library, text)
+from ._options import (DEVICE, LAYERS, boot_options, flag, known_options, number, refusal, string,
+                       whole, word)
+from ._options import path as path_of
 from ._progress import Display
 from ._threads import join
 from .errors import Error, UsageError
@@ -34,6 +36,14 @@ ENCODING_NAMES = {value: name for name, value in ENCODINGS.items()}
 _kind = word("kind", RECORD_KINDS)
 _expert = number("expert", 32)
 _layer = number("layer", 32)
+
+
+def _experts(values: Any) -> List[int]:
+    try:
+        experts = list(values)
+    except TypeError:
+        raise refusal("experts", "whole numbers, one for each expert", values) from None
+    return [_expert(expert) for expert in experts]
 
 
 class LayerInfo(NamedTuple):
@@ -64,7 +74,7 @@ class Layer:
 
     def __init__(self, handle: Handle, index: int) -> None:
         layer = _library.Layer()
-        with handle as engine:
+        with handle.call() as engine:
             check(library().get_layer(engine, index, byref(layer)))
         self.ordinal: int = layer.ordinal
         self.model_index: int = layer.model_index
@@ -97,12 +107,16 @@ class Layers(Sequence[Layer]):
         self._layers: Dict[int, Layer] = {}
 
     def __len__(self) -> int:
-        with self._handle as engine:
+        with self._handle.call() as engine:
             return int(library().layer_count(engine))
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        ordinal = whole(index)
+        if ordinal is None:
+            raise TypeError(f"a layer's index is a whole number or a slice, not {index!r}")
+        index = ordinal
         count = len(self)
         if not -count <= index < count:
             raise IndexError(f"layer {index} of {count}")
@@ -141,7 +155,7 @@ class _Opened:
         self._finalizer = weakref.finalize(self, handle.close)
         handle.open(path, boot_options(options))
         about = _library.Store()
-        with handle as engine:
+        with handle.call() as engine:
             check(library().describe(engine, byref(about)))
             self.generation = text(about.generation)  # 32 hexadecimal digits
             self.directory = text(about.directory)  # of the generation
@@ -164,7 +178,7 @@ class _Opened:
         self._handle.close()
 
     def __enter__(self) -> Any:
-        with self._handle:  # UsageError when it was closed
+        with self._handle.call():  # UsageError when it was closed
             return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -173,7 +187,7 @@ class _Opened:
     def describe_layers(self) -> List[LayerInfo]:
         """All MoE layers of the model; index = ordinal."""
         infos = []
-        with self._handle as engine:
+        with self._handle.call() as engine:
             for ordinal in range(self.layer_count):
                 info = _library.LayerInfo()
                 check(library().describe_layer(engine, ordinal, byref(info)))
@@ -186,7 +200,7 @@ class _Opened:
     def record_bytes(self, kind: str, layer: int) -> int:
         """Bytes of each record of this layer. DataError: a delta tier that is not there."""
         size = c_size_t()
-        with self._handle as engine:
+        with self._handle.call() as engine:
             check(library().record_bytes(engine, _kind(kind), _layer(layer), byref(size)))
         return size.value
 
@@ -206,6 +220,7 @@ class _Opened:
                   outs: Optional[Sequence[Any]] = None) -> List[Any]:
         """As `read`, for several experts of one layer in parallel."""
         size = self.record_bytes(kind, layer)
+        experts = _experts(experts)
         if outs is None:
             outs = [bytearray(size) for _ in experts]
         if len(outs) != len(experts):
@@ -220,14 +235,14 @@ class _Opened:
                                  found=f"{view.nbytes} bytes, readonly={view.readonly}")
             places.append((ctypes.c_char * size).from_buffer(view))
         count = len(places)
-        numbers = (c_uint32 * count)(*map(_expert, experts))
+        numbers = (c_uint32 * count)(*experts)
         addresses = (c_void_p * count)(*map(ctypes.addressof, places))
         ordered = sorted(map(ctypes.addressof, places))
         if any(after - before < size for before, after in zip(ordered, ordered[1:])):
             raise UsageError("two records would be read to one place",
                              expected="buffers that do not overlap", found="some that do")
         if count:
-            with self._handle as engine:
+            with self._handle.call() as engine:
                 check(library().read_records(engine, _kind(kind), layer, numbers, addresses,
                                              count, size))
         return list(outs)
@@ -236,7 +251,7 @@ class _Opened:
         """A record through its kind's cache (`delta_cache_bytes` and its like), pinned. bulk: a
         pass over many records, which replaces nothing in the cache."""
         owner = Owner("record")
-        with self._handle as engine:
+        with self._handle.call() as engine:
             check(library().record_get(engine, _kind(kind), _layer(layer), _expert(expert),
                                        int(bulk), byref(owner.place)))
         return Record(owner)
@@ -245,9 +260,10 @@ class _Opened:
         """Reads the records of these experts into free places of the cache, in parallel; replaces
         nothing. How many of them are in the cache then."""
         cached = c_size_t()
-        numbers = (c_uint32 * len(experts))(*map(_expert, experts))
-        with self._handle as engine:
-            check(library().prefetch(engine, _kind(kind), _layer(layer), numbers, len(experts),
+        wanted = _experts(experts)
+        numbers = (c_uint32 * len(wanted))(*wanted)
+        with self._handle.call() as engine:
+            check(library().prefetch(engine, _kind(kind), _layer(layer), numbers, len(wanted),
                                      byref(cached)))
         return cached.value
 
@@ -255,7 +271,7 @@ class _Opened:
         """Counts since it was opened: hits, misses, evictions, uncached, prefetched, failures,
         slot_count, slots_used, bytes_used, bytes_max."""
         stats = _library.CacheStats()
-        with self._handle as engine:
+        with self._handle.call() as engine:
             check(library().get_cache_stats(engine, _kind(kind), byref(stats)))
         return {name: getattr(stats, name) for name, *_ in stats._fields_[1:]}
 
@@ -292,6 +308,8 @@ class Store(_Opened):
 
         KeyboardInterrupt ends the boot and frees everything. Errors: as of `plan`; DataError that
         names the chunk for damage, SystemFailure for I/O and devices."""
+        if on_layer is not None and not callable(on_layer):
+            raise refusal("on_layer", "a function of one layer", on_layer)
         engine = self._engine({"device": device, **options})
         try:
             if wait:
@@ -332,12 +350,12 @@ class Engine(_Opened):
     def plan(self) -> Dict[str, Any]:
         """What this boot is to do; as Store.plan. UsageError after a boot without a plan."""
         out = c_char_p()
-        with self._handle as engine:
+        with self._handle.call() as engine:
             check(library().plan_json(engine, byref(out)))
             return dict(json.loads(text(out.value)))
 
     def _start(self) -> None:
-        with self._handle as engine:
+        with self._handle.call() as engine:
             check(library().start(engine))
 
     def _boot(self, on_layer: Optional[Callable[[Layer], Any]], progress: bool) -> None:
@@ -382,7 +400,7 @@ class Engine(_Opened):
         layer = _library.Layer()
         index = 0
         try:
-            with self._handle as engine:
+            with self._handle.call() as engine:
                 while library().wait_layer(engine, index, byref(layer)) == OK:
                     events.put(index)
                     index += 1
@@ -409,7 +427,7 @@ class Engine(_Opened):
 
         def run() -> None:
             try:
-                with self._handle as engine:
+                with self._handle.call() as engine:
                     check(call(engine))
                 ended.put(None)
             except BaseException as error:  # raised again by the thread that waits
@@ -431,7 +449,7 @@ class Engine(_Opened):
         UsageError without a GPU, for a layer that this boot does not publish, for a stream that is
         captured, and where four others wait."""
         number = _device.stream_of(self._promised_device(), stream)
-        with self._handle as engine:
+        with self._handle.call() as engine:
             check(library().stream_wait_layer(engine, _layer(layer), number))
 
     def _promised_device(self) -> str:
@@ -452,7 +470,7 @@ class Engine(_Opened):
     def layer_device(self, layer: int) -> str:
         """Where the base of this layer, an ordinal, lies: "cpu" or "cuda:N". UsageError while it is
         not published."""
-        with self._handle:
+        with self._handle.call():
             pass  # UsageError when it was closed
         if layer not in self._devices:
             self._devices = {booted.ordinal: booted.device for booted in self.layers}
@@ -464,7 +482,7 @@ class Engine(_Opened):
     def stats(self) -> Dict[str, Any]:
         """The report of the boot, with the keys of `hotplane boot --json`; {} before a boot has
         succeeded."""
-        with self._handle as engine:
+        with self._handle.call() as engine:
             return dict(json.loads(text(library().stats_json(engine))))
 
     def moe_forward(self, layer: int, x: Any, ids: Any, weights: Any, out: Any = None, *,
@@ -515,6 +533,10 @@ class Engine(_Opened):
         if isinstance(precision, str):
             call.precision = chosen(precision)
         else:
+            if not hasattr(precision, "__len__"):
+                words = " or ".join(map(repr, PRECISIONS))
+                raise refusal("precision", f"{words}, or a sequence of these, one for each expert",
+                              precision)
             if len(precision) != info.experts:
                 raise UsageError("precision has another length than the layer has experts",
                                  expected=str(info.experts), found=str(len(precision)))
@@ -525,7 +547,7 @@ class Engine(_Opened):
             raise UsageError("out overlaps x", advice="give out memory of its own")
         call.x, call.ids, call.weights = (matrix.address for matrix in inputs)
         call.y = result.matrix.address
-        with self._handle as engine:
+        with self._handle.call() as engine:
             if rows:
                 check(library().moe_forward(engine, byref(call)))
         return result.result()
@@ -556,22 +578,23 @@ class Engine(_Opened):
         the GPU, and calls of other threads on tensors of it wait meanwhile. UsageError for a layer
         on the CPU; DataError for a delta record that is absent or damaged; CapacityError where the
         GPU's memory ends: those before are there."""
+        wanted = None if experts is None else _experts(experts)
         with self._device_order:
-            loaded = self._fp4.setdefault(layer, set())
-            if loaded is None or (experts is not None and loaded.issuperset(experts)):
+            loaded = self._fp4.setdefault(_layer(layer), set())
+            if loaded is None or (wanted is not None and loaded.issuperset(wanted)):
                 return
             _device.wait_for_all(self.layer_device(layer))
-            count = 0 if experts is None else len(experts)
-            table = None if experts is None else (c_uint32 * count)(*map(_expert, experts))
-            with self._handle as engine:
+            count = 0 if wanted is None else len(wanted)
+            table = None if wanted is None else (c_uint32 * count)(*wanted)
+            with self._handle.call() as engine:
                 check(library().moe_load_fp4(engine, _layer(layer), table, count))
-            self._fp4[layer] = None if experts is None else loaded.union(experts)
+            self._fp4[layer] = None if wanted is None else loaded.union(wanted)
 
     def moe_refusal(self, layer: int) -> None:
         """Raises what calls on a GPU could not compute of this layer since this was last asked:
         DataError naming an expert, UsageError for an id that is none; the rows of their tokens are
         NaN. Of calls that have ended: synchronize first."""
-        with self._handle as engine:
+        with self._handle.call() as engine:
             check(library().moe_refusal(engine, _layer(layer)))
 
     def _info(self, layer: int) -> LayerInfo:
@@ -605,7 +628,8 @@ class _Build:
         kind = _library.BuildOptions if call == "build" else _library.ImportOptions
         self._call = call
         self._options = kind(on_progress=callback, **options)
-        self._arguments = (encode(source), encode(store), byref(self._options))
+        self._arguments = (path_of("checkpoint" if call == "build" else "planes_cache")(source),
+                           path_of("store")(store), byref(self._options))
         self.thread = threading.Thread(target=self._run, name="hotplane-build", daemon=True)
 
     def _progress(self, _user: Any, progress: Any) -> int:
@@ -642,6 +666,10 @@ class _Build:
                 display.close()
 
 
+GEOMETRY = '"E,H,I", a name such as "ds4-flash", or "0-2:E,H,I;3-43:E,H,I"'
+
+
+@known_options
 def build(checkpoint: StrPath, store: StrPath, *, layers: Optional[str] = None,
           delta: Optional[str] = "quintal", zero_mode: str = "auto", world: int = 1,
           workers: int = 0, batch: int = 0, staging_limit_bytes: int = 0,
@@ -665,14 +693,15 @@ def build(checkpoint: StrPath, store: StrPath, *, layers: Optional[str] = None,
     encoding = {} if delta is None else {
         "delta_encoding": word("delta", {k: ENCODINGS[k] for k in ("quintal", "nibble")})(delta)}
     return _Build("build", checkpoint, store, {
-        "layers": encode(layers), "base_only": int(delta is None), **encoding,
+        "layers": string("layers", LAYERS)(layers), "base_only": int(delta is None), **encoding,
         "zero_mode": word("zero_mode", _library.ZERO_MODES)(zero_mode),
         "world": number("world", 32)(world), "workers": number("workers", 32)(workers),
         "batch": number("batch", 32)(batch),
         "staging_limit_bytes": number("staging_limit_bytes", 64)(staging_limit_bytes),
-        "device": encode(device)}).wait("build", progress)
+        "device": string("device", DEVICE)(device)}).wait("build", progress)
 
 
+@known_options
 def import_planes_cache(planes_cache: StrPath, store: StrPath, layers_geometry: str, *,
                         mtp_layers: Optional[str] = None, config: Optional[StrPath] = None,
                         key: Optional[str] = None, rank: Optional[int] = None,
@@ -697,12 +726,16 @@ def import_planes_cache(planes_cache: StrPath, store: StrPath, layers_geometry: 
     KeyboardInterrupt ends it. Errors: UsageError, DataError naming the file, CapacityError before
     anything is written, SystemFailure."""
     return _Build("import_planes_cache", planes_cache, store, {
-        "layers_geometry": encode(layers_geometry), "mtp_layers": encode(mtp_layers),
-        "config": encode(config), "key": encode(key),
-        "rank": -1 if rank is None else number("rank", 31)(rank), "base_only": int(base_only),
-        "move": int(move), "workers": number("workers", 32)(workers)}).wait("import", progress)
+        "layers_geometry": string("layers_geometry", GEOMETRY)(layers_geometry),
+        "mtp_layers": string("mtp_layers", 'numbers such as "43" or "43-44"')(mtp_layers),
+        "config": path_of("config")(config),
+        "key": string("key", "the first characters of a key")(key),
+        "rank": -1 if rank is None else number("rank", 31)(rank),
+        "base_only": flag("base_only")(base_only), "move": flag("move")(move),
+        "workers": number("workers", 32)(workers)}).wait("import", progress)
 
 
+@known_options
 def open(path: StrPath, *, generation: Optional[str] = None, checkpoint: Optional[StrPath] = None,
          rank: Optional[int] = None, world: int = 0) -> Store:
     """Opens the store in directory `path`: its manifest is read, nothing else.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
+import os
+from functools import wraps
+from operator import index
+from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Optional, Tuple, TypeVar,
+                    cast)
 
 from ._library import CACHES, ENCODINGS, RESIDENCIES, BootOptions, encode
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from typing import Optional, TypedDict
+    from typing import TypedDict
 
     class Options(TypedDict, total=False):
         """Options of `Store.plan` and `Store.boot`; sizes are bytes, 0 or None the default."""
@@ -39,40 +43,141 @@ if TYPE_CHECKING:
         world: int  # number of ranks that the store must have; 0: any
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def refusal(name: str, expected: str, value: Any) -> UsageError:
+    return UsageError(f"{name} has a value that it does not take", expected=expected,
+                      found=repr(value))
+
+
 def word(name: str, table: Mapping[str, int]) -> Callable[[Any], int]:
     """A converter of one of the table's words."""
     def convert(value: Any) -> int:
-        if value not in table:
-            raise UsageError(f"{name} has an unknown value", expected=" or ".join(table),
-                             found=repr(value))
+        if not isinstance(value, str) or value not in table:
+            raise refusal(name, " or ".join(map(repr, table)), value)
         return table[value]
     return convert
 
 
 def number(name: str, bits: int) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << bits:
-            raise UsageError(f"{name} has a value that cannot be",
-                             expected=f"a number of 0 to {(1 << bits) - 1}", found=repr(value))
-        return value
+        found = whole(value)
+        if found is None or not 0 <= found < 1 << bits:
+            raise refusal(name, f"a whole number of 0 to {(1 << bits) - 1}", value)
+        return found
     return convert
 
 
-def _path(value: Any) -> Any:
-    return encode(value)
+def whole(value: Any) -> Optional[int]:
+    """An int, or what stands for one, as numpy's do; True and False do not."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return index(value)
+    except TypeError:
+        return None
+
+
+def string(name: str, expected: str) -> Callable[[Any], Optional[bytes]]:
+    """A converter of a word; None is NULL."""
+    def convert(value: Any) -> Optional[bytes]:
+        if value is not None and not isinstance(value, str):
+            raise refusal(name, expected, value)
+        return _encoded(name, expected, value)
+    return convert
+
+
+def path(name: str) -> Callable[[Any], Optional[bytes]]:
+    """A converter of a path; None is NULL."""
+    expected = "a path: str, bytes or os.PathLike"
+
+    def convert(value: Any) -> Optional[bytes]:
+        if value is not None and not isinstance(value, (str, bytes, os.PathLike)):
+            raise refusal(name, expected, value)
+        return _encoded(name, expected, value)
+    return convert
+
+
+def _encoded(name: str, expected: str, value: Any) -> Optional[bytes]:
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        raise refusal(name, expected + ", that the file system's encoding has", value) from None
+    except UsageError:
+        raise refusal(name, expected + ", without a zero byte", value) from None
+
+
+def flag(name: str) -> Callable[[Any], int]:
+    """A converter of True or False, also as 1 and 0 and as numpy has them. A text is none: any that
+    is not empty would be True."""
+    def convert(value: Any) -> int:
+        if isinstance(value, (bool, int)) or type(value).__module__ == "numpy":
+            if value in (0, 1):
+                return int(value)
+        raise refusal(name, "True or False", value)
+    return convert
+
+
+def expert_range(value: Any) -> Tuple[int, int]:
+    expected = "(first, one past the last), whole numbers, the first below the other"
+    try:
+        first, end = value
+    except (TypeError, ValueError):
+        raise refusal("experts", expected, value) from None
+    bounds = whole(first), whole(end)
+    if bounds[0] is None or bounds[1] is None or not 0 <= bounds[0] < bounds[1] < 1 << 32:
+        raise refusal("experts", expected, value)
+    return bounds[0], bounds[1]
+
+
+# What the command line, and others, call an option.
+OTHER_NAMES = {"tp": "world", "threads": "workers", "pin_delta": "pin_delta_bytes",
+               "staging_limit": "staging_limit_bytes", "memory": "memory_bytes",
+               "reserve": "reserve_bytes", "base": "residency", "path": "store"}
+
+
+def unknown(call: str, name: str, known: Iterable[str]) -> UsageError:
+    from difflib import get_close_matches  # slow to import, for what is rare
+
+    near = [other for other in [OTHER_NAMES.get(name, "")] if other in known]
+    near += get_close_matches(name, known, 1)
+    return UsageError(f"{call} has no option {name}", expected=", ".join(sorted(known)), found=name,
+                      advice=f"is {near[0]} meant?" if near else "")
+
+
+def known_options(function: F) -> F:
+    """The function, that refuses keywords it does not have as boots do: with those it has."""
+    code: Any = function.__code__
+    names = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        for name in options:
+            if name not in names:
+                raise unknown(function.__name__, name, names)
+        return function(*arguments, **options)
+    return cast("F", call)
+
+
+LAYERS = 'layers such as "3-9" or "0,4-7", "main", or "mtp"'
+DEVICE = '"cpu", "cuda", or "cuda:N"'
 
 
 # Python's name: (field, converter). None always is the default.
 FIELDS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
-    "layers": ("layers", _path), "map": ("map", bool), "verify": ("verify", bool),
-    "workers": ("workers", number("workers", 32)), "device": ("device", _path),
+    "layers": ("layers", string("layers", LAYERS)), "map": ("map", flag("map")),
+    "verify": ("verify", flag("verify")), "workers": ("workers", number("workers", 32)),
+    "device": ("device", string("device", DEVICE)),
     "residency": ("base_residency", word("residency", RESIDENCIES)),
-    "cache": ("cache", word("cache", CACHES)), "delta": ("want_delta", bool),
-    "delta_layers": ("delta_layers", _path), "no_delta_layers": ("no_delta_layers", _path),
+    "cache": ("cache", word("cache", CACHES)), "delta": ("want_delta", flag("delta")),
+    "delta_layers": ("delta_layers", string("delta_layers", LAYERS)),
+    "no_delta_layers": ("no_delta_layers", string("no_delta_layers", LAYERS)),
     "delta_encoding": ("delta_encoding",
                        word("delta_encoding", {k: ENCODINGS[k] for k in ("quintal", "nibble")})),
-    "no_build": ("no_build", bool), "batch": ("batch", number("batch", 32)),
-    "checkpoint": ("checkpoint", _path), "generation": ("generation", _path),
+    "no_build": ("no_build", flag("no_build")), "batch": ("batch", number("batch", 32)),
+    "checkpoint": ("checkpoint", path("checkpoint")),
+    "generation": ("generation", string("generation", "the first digits of a generation's name")),
     "rank": ("rank", number("rank", 31)), "world": ("world", number("world", 32)),
 }
 for _name in ("memory_bytes", "reserve_bytes", "delta_cache_bytes", "full_cache_bytes",
@@ -87,15 +192,11 @@ def boot_options(options: Mapping[str, Any]) -> BootOptions:
         if value is None:
             continue
         if name == "experts":
-            first, end = value
-            if not 0 <= first < end < 1 << 32:
-                raise UsageError("experts has a value that cannot be",
-                                 expected="(first, one past the last)", found=repr(value))
+            first, end = expert_range(value)
             fields["first_expert"], fields["expert_count"] = first, end - first
             continue
         if name not in FIELDS:
-            raise UsageError(f"there is no option {name}",
-                             expected=", ".join(sorted([*FIELDS, "experts"])), found=name)
+            raise unknown("a boot", name, [*FIELDS, "experts"])
         field, convert = FIELDS[name]
         fields[field] = convert(value)
     return BootOptions(**fields)
