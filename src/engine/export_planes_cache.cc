@@ -260,15 +260,9 @@ Result<void> Exporter::CheckSpace() const {
 // neither vLLM-MoET nor an import looks.
 Result<std::unique_ptr<FileLock>> Exporter::Lock() const {
   Env& env = generation_.env();
-  const std::string path = JoinPath(options_.output_directory, kPlanesCacheLockName);
   HP_TRY(CreateDirectories(env, options_.output_directory));
-  Result<std::unique_ptr<FileLock>> lock =
-      WaitForLock(env, path, LockKind::kExclusive, "another export into this folder",
-                  {options_.cancel, 0, options_.progress});
-  if (lock || !LockingRefused(lock.error())) return lock;
-  Log(LogLevel::kWarning, "{}: no lock can be had here: export into it once at a time",
-      options_.output_directory);
-  return nullptr;
+  return LockPlanesCache(env, options_.output_directory, "export into it once at a time",
+                         {options_.cancel, 0, options_.progress});
 }
 
 // Parts that this export does not write would stand beside its own under one name.

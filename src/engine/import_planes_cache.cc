@@ -800,7 +800,9 @@ Result<bool> Importer::WasMoved(const std::string& cache_directory) {
     if (!generation || generation->manifest().scheme != kPlanesCacheScheme) continue;
     report_.generation = id;
     report_.shard_world = generation->world();
-    HP_TRY(RemoveEmptyPlanesCacheFolders(env_, cache_directory));
+    HP_TRY(RemoveFromPlanesCache(env_, cache_directory, Waiting(), [&] {
+      return RemoveEmptyPlanesCacheFolders(env_, cache_directory);
+    }));
     HP_ASSIGN(const std::vector<std::string> left, env_.List(cache_directory));
     return std::all_of(left.begin(), left.end(),
                        [](const std::string& name) { return name == kPlanesCacheLockName; });
@@ -867,7 +869,9 @@ Result<PlanesCacheImportReport> Importer::Run(const std::string& cache_directory
     HP_TRY(ImportUnit(unit));
     if (options_.move) HP_TRY(MoveUnit(unit));
   }
-  if (options_.move) HP_TRY(RemoveEmptyFolders());
+  if (options_.move)
+    HP_TRY(RemoveFromPlanesCache(env_, cache_.directory, Waiting(),
+                                 [this] { return RemoveEmptyFolders(); }));
   report_.layers_imported = static_cast<uint32_t>(layers_imported_.size());
   report_.layers_attached = report_.layers_total - report_.layers_imported;
   report_.bytes_read = bytes_read_;

@@ -204,6 +204,47 @@ TEST(ImportFault, NoRoomIsFoundOutBeforeAnythingIsWritten) {
   ASSERT_TRUE(moved.has_value()) << moved.error().ToString();
 }
 
+// An export makes folders first and files later: who removes what is empty waits for it.
+TEST(ImportLock, FoldersAreRemovedWhileNobodyExports) {
+  MemEnv env;
+  WriteCache(env, 1, Encoding::kDeltaQuintal);
+  const std::string lock_path = JoinPath(kTestCache, kPlanesCacheLockName);
+  const PlanesCacheMeta meta = TestMeta(1, 0, Encoding::kDeltaQuintal);
+  const std::string folder = PlanesCacheRankPath(kTestCache, meta);
+  PlanesCacheImportOptions options = TestImport(1, true);
+  options.stall_seconds = 0.2;
+  // At the end of a move, then once more when all was moved and a kill left the folders.
+  for (const bool again : {false, true}) {
+    if (again) {
+      ASSERT_TRUE(CreateDirectories(env, folder));
+    }
+    auto lock = env.Lock(lock_path, LockKind::kExclusive, LockWait::kTry);
+    ASSERT_TRUE(lock.has_value() && *lock != nullptr);
+    const auto waited = Import(env, options);
+    ASSERT_FALSE(waited.has_value());
+    EXPECT_EQ(waited.error().code(), StatusCode::kSystem);
+    EXPECT_EQ(waited.error().file(), lock_path);
+    EXPECT_EQ(env.Stat(folder)->type, FileType::kDirectory);
+    lock->reset();
+    const auto done = Import(env, options);
+    ASSERT_TRUE(done.has_value()) << done.error().ToString();
+    EXPECT_EQ(done->moved_before, again);
+    EXPECT_EQ(env.Stat(folder)->type, FileType::kInvalid);
+    EXPECT_EQ(env.List(kTestCache).value(), std::vector<std::string>{kPlanesCacheLockName});
+  }
+}
+
+TEST(ImportLock, ALockFileOfItsOwnGoesWithTheFolders) {
+  MemEnv env;
+  WriteCache(env, 1, Encoding::kDeltaQuintal);
+  for (const bool again : {false, true}) {
+    const auto done = Import(env, TestImport(1, true));
+    ASSERT_TRUE(done.has_value()) << done.error().ToString();
+    EXPECT_EQ(done->moved_before, again);
+    EXPECT_EQ(env.List(kTestCache).value(), std::vector<std::string>{});
+  }
+}
+
 TEST(ImportCancel, EndsBetweenPieces) {
   MemEnv env;
   WriteCache(env, 1, Encoding::kDeltaQuintal);

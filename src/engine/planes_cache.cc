@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/format_text.h"
+#include "base/log.h"
 #include "base/number_text.h"
 #include "checkpoint/json_scan.h"
 #include "format/layer_file.h"
@@ -414,6 +415,31 @@ Result<void> RemoveEmptyPlanesCacheFolders(Env& env, const std::string& director
     HP_TRY(remove(JoinPath(versions, key)));
   }
   return remove(versions);
+}
+
+Result<std::unique_ptr<FileLock>> LockPlanesCache(Env& env, const std::string& directory,
+                                                  const std::string& without,
+                                                  const LockWaiting& waiting) {
+  Result<std::unique_ptr<FileLock>> lock =
+      WaitForLock(env, JoinPath(directory, kPlanesCacheLockName), LockKind::kExclusive,
+                  "an export into this folder, or an import that empties it", waiting);
+  if (lock || !LockingRefused(lock.error())) return lock;
+  Log(LogLevel::kWarning, "{}: no lock can be had here: {}", directory, without);
+  return nullptr;
+}
+
+Result<void> RemoveFromPlanesCache(Env& env, const std::string& directory,
+                                   const LockWaiting& waiting,
+                                   const std::function<Result<void>()>& remove) {
+  const std::string path = JoinPath(directory, kPlanesCacheLockName);
+  HP_ASSIGN(const FileStat before, env.Stat(path));
+  HP_ASSIGN(const std::unique_ptr<FileLock> lock,
+            LockPlanesCache(env, directory, "no export may be writing to it", waiting));
+  Result<void> removed = remove();
+  if (lock == nullptr || before.type != FileType::kInvalid) return removed;
+  // Who waits for it finds out that the file is another, and makes one.
+  const Result<void> gone = env.Remove(path);
+  return removed ? gone : removed;
 }
 
 Result<PlanesCache> ScanPlanesCache(Env& env, const std::string& directory,

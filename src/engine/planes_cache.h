@@ -11,7 +11,9 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +22,7 @@
 #include "base/status.h"
 #include "format/kinds.h"
 #include "io/env.h"
+#include "store/locks.h"
 
 namespace hotplane {
 
@@ -54,7 +57,7 @@ std::string PlanesCacheRankPath(const std::string& directory, const PlanesCacheM
 std::string PlanesCacheFileName(uint32_t layer, std::string_view part);
 inline constexpr char kPlanesCacheMetaName[] = "meta.json";
 inline constexpr std::string_view kPlanesCacheDigestSuffix = ".sha256";
-// In DIR itself: held by an export into it.
+// In DIR itself: held by an export into it, and by an import that removes its folders.
 inline constexpr char kPlanesCacheLockName[] = ".hotplane-lock";
 
 struct PlanesCacheFile {
@@ -84,7 +87,19 @@ struct PlanesCache {
 Result<PlanesCache> ScanPlanesCache(Env& env, const std::string& directory,
                                     std::string_view key_prefix);
 
+// The lock of `directory`, which is there. Null, with `without` in the log as a warning, where the
+// file system has no locks.
+Result<std::unique_ptr<FileLock>> LockPlanesCache(Env& env, const std::string& directory,
+                                                  const std::string& without,
+                                                  const LockWaiting& waiting);
+// Runs `remove` under the lock: no export is making the folders that it finds empty. A lock file
+// that this had to make goes with it.
+Result<void> RemoveFromPlanesCache(Env& env, const std::string& directory,
+                                   const LockWaiting& waiting,
+                                   const std::function<Result<void>()>& remove);
+
 // Removes tp<W>-rank<R>, KEY and v2 where nothing is in them. Links and other names are left alone.
+// To be called under the lock.
 Result<void> RemoveEmptyPlanesCacheFolders(Env& env, const std::string& directory);
 
 }  // namespace hotplane
