@@ -5,11 +5,11 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "base/check.h"
 #include "base/format_text.h"
 #include "format/checksum.h"
+#include "format/number_values.h"
 #include "format/tsym4.h"
 
 namespace hotplane {
@@ -17,31 +17,6 @@ namespace {
 
 // NVFP4 has one e4m3 scale for so many consecutive elements of a row.
 constexpr size_t kNvfp4ScaleBlock = 16;
-
-double E2m1(unsigned nibble) {
-  const double magnitude = kE2m1MagnitudeTimes2[nibble & 7] / 2.0;
-  return (nibble & 8) != 0 ? -magnitude : magnitude;
-}
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-double E4m3(unsigned bits) {
-  const unsigned field = bits >> 3 & 15;
-  const unsigned fraction = bits & 7;
-  if (field == 15 && fraction == 7) return kNaN;
-  const double magnitude = field == 0 ? std::ldexp(fraction, -9)
-                                      : std::ldexp(8 + fraction, static_cast<int>(field) - 10);
-  return (bits & 128) != 0 ? -magnitude : magnitude;
-}
-
-double F16(unsigned bits) {
-  const unsigned field = bits >> 10 & 31;
-  const unsigned fraction = bits & 1023;
-  if (field == 31) return kNaN;
-  const double magnitude = field == 0 ? std::ldexp(fraction, -24)
-                                      : std::ldexp(1024 + fraction, static_cast<int>(field) - 25);
-  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
-}
 
 double ReadFloat(Dtype dtype, const std::byte* from) {
   if (dtype == Dtype::kF32) {
@@ -52,13 +27,13 @@ double ReadFloat(Dtype dtype, const std::byte* from) {
   uint16_t bits;
   std::memcpy(&bits, from, sizeof(bits));
   if (dtype == Dtype::kBf16) return std::bit_cast<float>(uint32_t{bits} << 16);
-  return F16(bits);
+  return F16Value(bits);
 }
 
 const std::array<double, 256>& E4m3Table() {
   static const std::array<double, 256> table = [] {
     std::array<double, 256> values{};
-    for (unsigned i = 0; i < values.size(); ++i) values[i] = E4m3(i);
+    for (unsigned i = 0; i < values.size(); ++i) values[i] = E4m3Value(static_cast<uint8_t>(i));
     return values;
   }();
   return table;
@@ -162,8 +137,8 @@ void SourceWeights::NibbleRow(const Stored& stored, size_t row,
                                : E4m3Table()[bits] * stored.global_factor;
     for (size_t k = first; k < first + block; k += 2) {
       const unsigned pair = Byte(nibbles[k / 2]);
-      destination[k] = E2m1(pair & 15) * scale / stored.global_divisor;
-      destination[k + 1] = E2m1(pair >> 4) * scale / stored.global_divisor;
+      destination[k] = E2m1Value(pair & 15) * scale / stored.global_divisor;
+      destination[k + 1] = E2m1Value(pair >> 4) * scale / stored.global_divisor;
     }
   }
 }

@@ -16,7 +16,7 @@
 #include "checkpoint/safetensors_writer.h"
 #include "checkpoint/shard_index.h"
 #include "engine/stored_weights.h"
-#include "quant/e2m1.h"
+#include "format/number_values.h"
 
 namespace hotplane {
 namespace {

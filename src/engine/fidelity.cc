@@ -11,7 +11,7 @@
 #include "boot/layer_selection.h"
 #include "checkpoint/source_weights.h"
 #include "engine/stored_weights.h"
-#include "quant/e2m1.h"
+#include "format/number_values.h"
 
 namespace hotplane {
 namespace {

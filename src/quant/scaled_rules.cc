@@ -19,14 +19,6 @@ double UnitOf(unsigned scale_byte) {
 
 }  // namespace
 
-double E4m3Value(uint8_t byte) {
-  const int field = byte >> 3 & 15;
-  const int fraction = byte & 7;
-  const double magnitude =
-      field == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, field - 10);
-  return (byte & 0x80) != 0 ? -magnitude : magnitude;
-}
-
 void FillNvfp4Rule(const Nvfp4Matrix& matrix, Nvfp4Rule& rule) {
   for (size_t scale = 0; scale < kE4m3Magnitudes; ++scale) {
     double values[8];

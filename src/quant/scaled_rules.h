@@ -6,13 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "format/number_values.h"
 #include "quant/exponent_rule.h"
 #include "quant/quantize.h"
 
 namespace hotplane {
-
-// The value of a finite e4m3 byte (0x7f and 0xff are NaN; there is no infinity).
-double E4m3Value(uint8_t byte);
 
 // A product of an e2m1 and an e4m3 value has at most 6 significant bits, and a float32 has 24: the
 // product of all three is exact in float64. A quotient by a float32 is rounded, but two such

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "format/number_values.h"
 #include "moe/kernels.h"
-#include "quant/e2m1.h"
 
 namespace hotplane {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "quant/e2m1.h"
+#include "format/number_values.h"
 #include "quant/exponent_rule.h"
 #include "quant/kernel_tables.h"
 #include "quant/scaled_rules.h"
@@ -164,17 +164,7 @@ double ReadF32(const std::byte* element) {
 double ReadF16(const std::byte* element) {
   uint16_t bits;
   std::memcpy(&bits, element, sizeof bits);
-  const int exponent = bits >> 10 & 31;
-  const int fraction = bits & 1023;
-  double magnitude = 0;
-  if (exponent == 31) {
-    magnitude = fraction == 0 ? HUGE_VAL : std::nan("");
-  } else if (exponent == 0) {
-    magnitude = std::ldexp(fraction, -24);
-  } else {
-    magnitude = std::ldexp(1024 + fraction, exponent - 25);
-  }
-  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+  return F16Value(bits);
 }
 
 double ReadElement(SourceFormat format, const std::byte* elements, size_t index) {
