@@ -37,6 +37,7 @@ struct Controls {
     find("fake_cuda_calls", &calls);
     find("fake_cuda_memory", &memory);
     find("fake_cuda_uploaded", &uploaded);
+    find("fake_cuda_frees_while_waiting", &frees_while_waiting);
   }
   decltype(&fake_cuda_fail) fail = nullptr;
   decltype(&fake_cuda_heal) heal = nullptr;
@@ -45,6 +46,7 @@ struct Controls {
   decltype(&fake_cuda_calls) calls = nullptr;
   decltype(&fake_cuda_memory) memory = nullptr;
   decltype(&fake_cuda_uploaded) uploaded = nullptr;
+  decltype(&fake_cuda_frees_while_waiting) frees_while_waiting = nullptr;
 };
 
 class FakeCuda : public testing::Test {
@@ -436,6 +438,38 @@ TEST_F(FakeCudaGates, AFailureOfAnyCallIsAStatusAndLeavesNothingBehind) {
   EXPECT_TRUE(BootWithWaits());
 }
 
+// The queues are the process's: streams of all its engines count, and count no more when they have
+// passed.
+TEST_F(FakeCudaGates, AtMostFourStreamsOfAProcessWait) {
+  const CudaDriver* const driver = FindCudaDriver().value();
+  Streams first(*driver), second(*driver), third(*driver);
+  for (Streams* streams : {&first, &second, &third}) ASSERT_TRUE(streams->Open());
+  {
+    const auto one = Engine::Open(PosixEnv(), Options()).value();
+    const auto other = Engine::Open(PosixEnv(), Options()).value();
+    for (CUstream stream : first.stream) ASSERT_TRUE(one->StreamWaitLayer(0, stream));
+    for (CUstream stream : second.stream) ASSERT_TRUE(other->StreamWaitLayer(2, stream));
+    for (Engine* engine : {one.get(), other.get()}) {
+      const auto refused = engine->StreamWaitLayer(1, third.stream[0]);
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.error().code(), StatusCode::kUsage);
+      EXPECT_NE(refused.error().what().find("of this process"), std::string::npos);
+      // One that waits already may wait for more, for either engine's layers.
+      EXPECT_TRUE(engine->StreamWaitLayer(1, first.stream[0]));
+    }
+    ASSERT_TRUE(one->Boot({}));
+    // first.stream[0] goes on to wait for `other`.
+    EXPECT_TRUE(other->StreamWaitLayer(1, third.stream[0]));
+    EXPECT_FALSE(other->StreamWaitLayer(1, third.stream[1]));
+    ASSERT_TRUE(other->Boot({}));
+  }
+  // Those of engines that are gone are not counted.
+  const auto engine = Engine::Open(PosixEnv(), Options()).value();
+  for (Streams* streams : {&first, &second})
+    for (CUstream stream : streams->stream) EXPECT_TRUE(engine->StreamWaitLayer(0, stream));
+  EXPECT_FALSE(engine->StreamWaitLayer(0, third.stream[0]));
+}
+
 TEST_F(FakeCudaGates, AnEngineWithoutADeviceHasNoGates) {
   EngineOptions options = Options();
   options.device.cuda = false;
@@ -630,6 +664,39 @@ TEST_F(FakeCudaCold, WhatTheCpuQuantizesIsCopiedThereAndKept) {
   EXPECT_EQ(engine->report().bytes_read, 0u);
   EXPECT_EQ(engine->report().bytes_verified, engine->report().bytes_kept);
   EXPECT_GT(engine->report().bytes_kept, 0u);
+}
+
+// A stream waits for layers that are built meanwhile, on the CPU where the device has no memory for
+// a worker: to give memory back would wait for that stream, for ever.
+TEST_F(FakeCudaCold, NothingIsGivenBackWhileAStreamWaitsForWhatIsBuilt) {
+  ASSERT_NO_FATAL_FAILURE(WriteCheckpoint());
+  const auto expected = Boot(ColdOptions(false));
+  ASSERT_TRUE(expected) << expected.error().ToString();
+  const CudaDriver* const driver = FindCudaDriver().value();
+  for (const char* function : {"", "cuStreamCreate", "cuEventCreate", "cuMemAlloc",
+                               "cuMemHostAlloc", "cuMemHostRegister", "cuMemcpyHtoDAsync"}) {
+    for (uint64_t skip = 0; skip < 4; ++skip) {
+      {
+        const auto engine = Engine::Open(PosixEnv(), ColdOptions()).value();
+        CUstream stream = nullptr;
+        {
+          const CurrentContext current(*driver, nullptr);
+          ASSERT_EQ(driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        }
+        ASSERT_TRUE(engine->StreamWaitLayer(1, stream));
+        const uint64_t frees = fake.frees_while_waiting();
+        if (*function != '\0') fake.fail(function, skip, CUDA_ERROR_OUT_OF_MEMORY, false);
+        const auto booted = engine->Boot({});
+        if (booted) {
+          EXPECT_EQ(fake.frees_while_waiting(), frees) << function << ", call " << skip;
+        }
+        fake.heal();
+        (void)driver->cuStreamDestroy(stream);
+      }
+      ASSERT_EQ(fake.live(), 0) << function << ", call " << skip;
+      if (*function == '\0') break;
+    }
+  }
 }
 
 TEST_F(FakeCudaCold, AFailureOfAnyCallIsAStatusAndLeavesNothingBehind) {

@@ -153,6 +153,7 @@ class CudaDevice final : public Device {
       const CurrentContext current(driver_, context_);
       (void)driver_.cuStreamDestroy(upload_stream_);
     }
+    kept_quantizers_.reset();
     quantize_kernels_.reset();
     verifier_.reset();
     ring_.reset();
@@ -211,7 +212,7 @@ class CudaDevice final : public Device {
     const CurrentContext current(driver_, context_);
     HP_ASSIGN(const bool has_kernels, quantize_kernels_->Load());
     if (!has_kernels) return std::unique_ptr<MatrixQuantizer>();
-    return NewCudaQuantizer(driver_, context_, *quantize_kernels_, options);
+    return NewCudaQuantizer(driver_, context_, *quantize_kernels_, options, *kept_quantizers_);
   }
 
   Result<std::unique_ptr<StreamGates>> NewGates(size_t count) override {
@@ -278,6 +279,7 @@ class CudaDevice final : public Device {
   std::unique_ptr<PinnedRing> ring_;
   std::unique_ptr<CudaVerifier> verifier_;
   std::unique_ptr<QuantizeKernels> quantize_kernels_;
+  std::unique_ptr<KeptQuantizers> kept_quantizers_ = std::make_unique<KeptQuantizers>();
   std::mutex upload_mutex_;
   CUstream upload_stream_ = nullptr;  // guarded by it; made by the first upload
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -25,9 +26,8 @@ class DeviceBuffer {
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 
   Result<void> Allocate(uint64_t bytes) {
-    bytes_ = std::max(bytes, kQuantizerAlignBytes);
-    HP_CUDA_TRY(driver_, Text("cannot allocate {} of device memory", FormatBytes(bytes_)),
-                driver_.cuMemAlloc(&address_, bytes_));
+    HP_CUDA_TRY(driver_, Text("cannot allocate {} of device memory", FormatBytes(bytes)),
+                driver_.cuMemAlloc(&address_, bytes));
     return {};
   }
   void Free() {
@@ -36,23 +36,16 @@ class DeviceBuffer {
   }
   CUdeviceptr At(uint64_t offset) const { return address_ + offset; }
   uint8_t* Pointer(uint64_t offset) const { return reinterpret_cast<uint8_t*>(address_ + offset); }
-  uint64_t bytes() const { return bytes_; }
 
  private:
   const CudaDriver& driver_;
   CUdeviceptr address_ = 0;
-  uint64_t bytes_ = 0;
 };
 
 class CudaQuantizer final : public MatrixQuantizer {
  public:
   CudaQuantizer(const CudaDriver& driver, CUcontext context, const QuantizeKernels& kernels)
-      : driver_(driver),
-        context_(context),
-        kernels_(kernels),
-        source_memory_(driver),
-        plane_memory_(driver),
-        threshold_memory_(driver) {}
+      : driver_(driver), context_(context), kernels_(kernels), memory_(driver) {}
 
   ~CudaQuantizer() override {
     const CurrentContext current(driver_, context_);
@@ -60,14 +53,14 @@ class CudaQuantizer final : public MatrixQuantizer {
     if (stream_ != nullptr) (void)driver_.cuStreamSynchronize(stream_);
     for (std::byte* memory : registered_)
       if (memory != nullptr) (void)driver_.cuMemHostUnregister(memory);
-    source_memory_.Free();
-    plane_memory_.Free();
-    threshold_memory_.Free();
+    memory_.Free();
     if (done_ != nullptr) (void)driver_.cuEventDestroy(done_);
     if (stream_ != nullptr) (void)driver_.cuStreamDestroy(stream_);
   }
 
   Result<void> Open(const QuantizerOptions& options);
+  // What is given back by calls that wait for all streams of the context.
+  bool holds_memory() const { return memory_.At(0) != 0 || counts_.data() != nullptr; }
   Result<MatrixCounts> Load(const MatrixSource& source) override;
   Result<void> Quantize(bool alternate_zeros, const MatrixPlanes& planes) override;
 
@@ -100,9 +93,9 @@ class CudaQuantizer final : public MatrixQuantizer {
   const QuantizeKernels& kernels_;
   CUstream stream_ = nullptr;
   CUevent done_ = nullptr;
-  DeviceBuffer source_memory_;
-  DeviceBuffer plane_memory_;
-  DeviceBuffer threshold_memory_;
+  DeviceBuffer memory_;  // of the sources, then the planes, then the thresholds
+  uint64_t planes_at_ = 0;
+  uint64_t thresholds_at_ = 0;
   SharedArray<tile::Counts> counts_;
   std::array<std::byte*, 2> registered_ = {};
   tile::Source loaded_ = {};
@@ -120,15 +113,20 @@ Result<void> CudaQuantizer::Open(const QuantizerOptions& options) {
   HP_ASSIGN(stream_, NewCudaStream(driver_));
   HP_CUDA_TRY(driver_, "cannot create a CUDA event",
               driver_.cuEventCreate(&done_, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC));
-  HP_TRY(source_memory_.Allocate(options.source_bytes));
-  HP_TRY(plane_memory_.Allocate(options.plane_bytes));
-  HP_TRY(threshold_memory_.Allocate(options.thresholds.size_bytes()));
-  HP_TRY(counts_.Allocate(driver_, context_, kQuantizeBlocksMax));
-  HP_TRY(Register(options.host_sources, &registered_[0]));
-  HP_TRY(Register(options.host_planes, &registered_[1]));
   HP_CHECK(options.thresholds.size() == tile::kThresholdCount);
-  HP_TRY(Upload(threshold_memory_.At(0), std::as_bytes(options.thresholds)));
-  return Wait();
+  planes_at_ = RoundUp(options.source_bytes, kQuantizerAlignBytes);
+  thresholds_at_ = planes_at_ + RoundUp(options.plane_bytes, kQuantizerAlignBytes);
+  // At once: where the device has no room, there is nothing to give back.
+  HP_TRY(memory_.Allocate(thresholds_at_ + options.thresholds.size_bytes()));
+  HP_TRY(counts_.Allocate(driver_, context_, kQuantizeBlocksMax));
+  HP_TRY(Upload(memory_.At(thresholds_at_), std::as_bytes(options.thresholds)));
+  HP_TRY(Wait());
+  // Last: what fails keeps no memory of the caller's.
+  HP_TRY(Register(options.host_planes, &registered_[1]));
+  Result<void> sources = Register(options.host_sources, &registered_[0]);
+  if (!sources && registered_[1] != nullptr)
+    (void)driver_.cuMemHostUnregister(std::exchange(registered_[1], nullptr));
+  return sources;
 }
 
 Result<void> CudaQuantizer::Upload(CUdeviceptr to, std::span<const std::byte> from) {
@@ -149,13 +147,13 @@ Result<MatrixCounts> CudaQuantizer::Load(const MatrixSource& source) {
   const uint64_t scales = RoundUp(source.elements.size(), kQuantizerAlignBytes);
   const std::span<const std::byte> block_scales = std::as_bytes(source.block_scales);
   HP_CHECK(source.scales.empty() || block_scales.empty());
-  HP_CHECK(scales + source.scales.size() + block_scales.size() <= source_memory_.bytes());
-  HP_TRY(Upload(source_memory_.At(0), source.elements));
-  HP_TRY(Upload(source_memory_.At(scales), source.scales));
-  HP_TRY(Upload(source_memory_.At(scales), block_scales));
-  loaded_ = {.elements = source_memory_.Pointer(0),
-             .scales = source_memory_.Pointer(scales),
-             .block_scales = reinterpret_cast<const double*>(source_memory_.Pointer(scales)),
+  HP_CHECK(scales + source.scales.size() + block_scales.size() <= planes_at_);
+  HP_TRY(Upload(memory_.At(0), source.elements));
+  HP_TRY(Upload(memory_.At(scales), source.scales));
+  HP_TRY(Upload(memory_.At(scales), block_scales));
+  loaded_ = {.elements = memory_.Pointer(0),
+             .scales = memory_.Pointer(scales),
+             .block_scales = reinterpret_cast<const double*>(memory_.Pointer(scales)),
              .global_scale = source.global_scale,
              .n = source.n,
              .k = source.k,
@@ -183,13 +181,13 @@ CudaQuantizer::Parts CudaQuantizer::PlaceParts(const MatrixPlanes& planes) const
                   {planes.scales, ScalePlaneBytes(n, k), planes.device_scales},
                   {planes.nibbles, NibblePlaneBytes(n, k), nullptr},
                   {planes.quintals, QuintalPlaneBytes(n, k), nullptr}}};
-  uint64_t offset = 0;
+  uint64_t offset = planes_at_;
   for (Part& part : parts) {
     if (part.host == nullptr || part.device != nullptr) continue;
-    part.device = reinterpret_cast<std::byte*>(plane_memory_.At(offset));
+    part.device = reinterpret_cast<std::byte*>(memory_.At(offset));
     offset += RoundUp(part.bytes, kQuantizerAlignBytes);
   }
-  HP_CHECK(offset <= plane_memory_.bytes());
+  HP_CHECK(offset <= thresholds_at_);
   return parts;
 }
 
@@ -200,7 +198,7 @@ Result<void> CudaQuantizer::Quantize(bool alternate_zeros, const MatrixPlanes& p
     return part.host != nullptr ? reinterpret_cast<uint8_t*>(part.device) : nullptr;
   };
   tile::Planes made = {pointer(parts[0]), pointer(parts[1]), pointer(parts[2]), pointer(parts[3])};
-  const uint8_t* thresholds = threshold_memory_.Pointer(0);
+  const uint8_t* thresholds = memory_.Pointer(thresholds_at_);
   uint32_t alternate = alternate_zeros ? 1 : 0;
   void* arguments[] = {&loaded_, &made, &thresholds, &alternate};
   HP_TRY(Launch(kernels_.quantize(), arguments));
@@ -242,9 +240,13 @@ Result<bool> QuantizeKernels::Load() {
 Result<std::unique_ptr<MatrixQuantizer>> NewCudaQuantizer(const CudaDriver& driver,
                                                           CUcontext context,
                                                           const QuantizeKernels& kernels,
-                                                          const QuantizerOptions& options) {
+                                                          const QuantizerOptions& options,
+                                                          KeptQuantizers& kept) {
   auto quantizer = std::make_unique<CudaQuantizer>(driver, context, kernels);
-  HP_TRY(quantizer->Open(options));
+  if (Result<void> opened = quantizer->Open(options); !opened) {
+    if (quantizer->holds_memory()) kept.Keep(std::move(quantizer));
+    return Fail(std::move(opened).error());
+  }
   return std::unique_ptr<MatrixQuantizer>(std::move(quantizer));
 }
 

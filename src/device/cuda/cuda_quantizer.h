@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "device/cuda/driver.h"
 #include "device/device.h"
@@ -32,10 +34,27 @@ class QuantizeKernels {
   CUfunction quantize_ = nullptr;
 };
 
-// The context is current; it and the kernels, which are loaded, outlive the quantizer.
+// Quantizers that failed to open and hold memory. To give it back waits for all streams of the
+// context, and those may wait for a layer that is still to be built: it stays until this is
+// destroyed, when none does. Thread-safe.
+class KeptQuantizers {
+ public:
+  void Keep(std::unique_ptr<MatrixQuantizer> quantizer) {
+    const std::lock_guard lock(mutex_);
+    quantizers_.push_back(std::move(quantizer));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<MatrixQuantizer>> quantizers_;
+};
+
+// The context is current; it and the kernels, which are loaded, outlive the quantizer. One that
+// cannot be opened keeps nothing of the caller's memory.
 Result<std::unique_ptr<MatrixQuantizer>> NewCudaQuantizer(const CudaDriver& driver,
                                                           CUcontext context,
                                                           const QuantizeKernels& kernels,
-                                                          const QuantizerOptions& options);
+                                                          const QuantizerOptions& options,
+                                                          KeptQuantizers& kept);
 
 }  // namespace hotplane

@@ -20,13 +20,33 @@ constexpr uint32_t kOpen = 1;
 // and not beside 7.
 constexpr size_t kWaitingStreamsMax = 4;
 
+class CudaStreamGates;
+
+// Those of all engines of this process: they share its queues.
+struct Registry {
+  std::mutex mutex;
+  std::set<CudaStreamGates*> gates;
+};
+Registry& AllGates() {
+  static Registry* const registry = new Registry;  // outlives engines that are never closed
+  return *registry;
+}
+
 class CudaStreamGates final : public StreamGates {
  public:
   CudaStreamGates(const CudaDriver& driver, CUcontext context, size_t count)
-      : driver_(driver), context_(context), count_(count) {}
+      : driver_(driver), context_(context), count_(count) {
+    const std::lock_guard lock(AllGates().mutex);
+    AllGates().gates.insert(this);
+  }
   ~CudaStreamGates() override {
+    {
+      const std::lock_guard lock(AllGates().mutex);
+      AllGates().gates.erase(this);
+    }
     for (size_t gate = 0; gate < count_ && words_.data() != nullptr; ++gate) Open(gate);
     const CurrentContext current(driver_, context_);
+    // Nobody else looks at them now.
     for (const Waiter& waiter : waiters_) {
       (void)driver_.cuEventSynchronize(waiter.passed);
       (void)driver_.cuEventDestroy(waiter.passed);
@@ -75,7 +95,7 @@ class CudaStreamGates final : public StreamGates {
     --gates.host_functions_;
     gates.opened_.notify_all();
   }
-  // These with mutex_, and the context current.
+  // These with the registry's mutex, and the context current.
   void ForgetPassed();
   Result<void> RefuseCapture(CUstream stream) const;
   Result<void> RefuseTooMany(CUstream stream) const;
@@ -88,7 +108,7 @@ class CudaStreamGates final : public StreamGates {
   std::mutex open_mutex_;  // of host functions; never held during a call of the driver
   std::condition_variable opened_;
   size_t host_functions_ = 0;  // that run; guarded by open_mutex_
-  std::mutex mutex_;           // guards what follows
+  // Guarded by the registry's mutex.
   std::vector<Waiter> waiters_;
   std::vector<Waiter> untold_;  // whose events could not be recorded
   bool refused_ = false;        // the device does not wait for memory
@@ -116,10 +136,14 @@ Result<void> CudaStreamGates::RefuseCapture(CUstream stream) const {
 
 Result<void> CudaStreamGates::RefuseTooMany(CUstream stream) const {
   std::set<CUstream> waiting;
-  for (const Waiter& waiter : waiters_) waiting.insert(waiter.stream);
+  for (CudaStreamGates* gates : AllGates().gates) {
+    if (gates->context_ != context_) continue;
+    gates->ForgetPassed();
+    for (const Waiter& waiter : gates->waiters_) waiting.insert(waiter.stream);
+  }
   if (waiting.count(stream) != 0 || waiting.size() < kWaitingStreamsMax) return {};
-  return Fail(Status::Usage("too many streams wait for layers at once")
-                  .Expected(Text("at most {}", kWaitingStreamsMax))
+  return Fail(Status::Usage("too many streams of this process wait for layers at once")
+                  .Expected(Text("at most {} of one GPU", kWaitingStreamsMax))
                   .Found("one more")
                   .Advice("wait for the layer on the host, or let streams wait for an event of one "
                           "that waits"));
@@ -149,9 +173,8 @@ Result<void> CudaStreamGates::Enqueue(size_t gate, void* stream_pointer) {
   if (IsOpen(gate)) return {};
   const auto stream = static_cast<CUstream>(stream_pointer);
   const CurrentContext current(driver_, context_);
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(AllGates().mutex);
   HP_TRY(RefuseCapture(stream));
-  ForgetPassed();
   HP_TRY(RefuseTooMany(stream));
   Waiter waiter = {};
   waiter.stream = stream;

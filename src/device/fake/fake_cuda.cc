@@ -56,6 +56,9 @@ struct Fake {
   std::map<CUmemGenericAllocationHandle, uint64_t> handles;  // bytes
   std::map<CUdeviceptr, std::pair<uint64_t, CUmemGenericAllocationHandle>> mapped;
   std::map<CUdeviceptr, uint64_t> plain;
+  std::map<const void*, uint64_t> pinned;          // bytes
+  std::map<const uint32_t*, uint32_t> waited_for;  // words of streams that wait: values
+  uint64_t frees_while_waiting = 0;
   CUmemGenericAllocationHandle next_handle = 1;
 
   std::string fail_function;
@@ -249,8 +252,17 @@ CUresult MemAlloc(CUdeviceptr* address, size_t bytes) {
   State().plain[*address] = bytes;
   return CUDA_SUCCESS;
 }
+// A real driver gives memory back when all that was enqueued before is done.
+void CountFree() {
+  for (const auto& [word, value] : State().waited_for) {
+    if (static_cast<int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0) continue;
+    ++State().frees_while_waiting;
+    return;
+  }
+}
 CUresult MemFree(CUdeviceptr address) {
   FAKE_ENTER("cuMemFree");
+  CountFree();
   State().allocated_bytes -= State().plain.at(address);
   State().plain.erase(address);
   --State().live;
@@ -262,10 +274,16 @@ CUresult MemHostAlloc(void** address, size_t bytes, unsigned) {
   ++State().live;
   *address = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   std::memset(*address, 0, bytes);
+  State().pinned[*address] = bytes;
   return CUDA_SUCCESS;
 }
 CUresult MemFreeHost(void* address) {
   FAKE_ENTER("cuMemFreeHost");
+  const auto* const begin = static_cast<const uint32_t*>(address);
+  std::map<const uint32_t*, uint32_t>& words = State().waited_for;
+  words.erase(words.lower_bound(begin), words.lower_bound(begin + State().pinned[address] / 4));
+  State().pinned.erase(address);
+  CountFree();
   --State().live;
   std::free(address);
   return CUDA_SUCCESS;
@@ -277,6 +295,7 @@ CUresult MemHostRegister(void*, size_t, unsigned) {
 }
 CUresult MemHostUnregister(void*) {
   FAKE_ENTER("cuMemHostUnregister");
+  CountFree();
   --State().live;
   return CUDA_SUCCESS;
 }
@@ -410,6 +429,7 @@ CUresult StreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t valu
   FAKE_ENTER("cuStreamWaitValue32");
   if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
   const auto* const word = reinterpret_cast<const uint32_t*>(address);
+  State().waited_for[word] = value;
   QueueWait(stream, [=] {
     return static_cast<int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0;
   });
@@ -714,6 +734,10 @@ FAKE_EXPORT uint64_t fake_cuda_calls(const char* function) {
 FAKE_EXPORT uint64_t fake_cuda_uploaded() {
   const std::lock_guard<std::recursive_mutex> lock(State().mutex);
   return State().uploaded_bytes;
+}
+FAKE_EXPORT uint64_t fake_cuda_frees_while_waiting() {
+  const std::lock_guard<std::recursive_mutex> lock(State().mutex);
+  return State().frees_while_waiting;
 }
 FAKE_EXPORT void fake_cuda_memory(uint64_t bytes) {
   const std::lock_guard<std::recursive_mutex> lock(State().mutex);

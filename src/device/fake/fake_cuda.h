@@ -22,6 +22,9 @@ int64_t fake_cuda_live(void);
 uint64_t fake_cuda_calls(const char* function);
 // Bytes that were copied from the host to the device so far.
 uint64_t fake_cuda_uploaded(void);
+// Calls so far that gave memory back while a stream waited for a word of memory: a real driver
+// would have waited for that stream.
+uint64_t fake_cuda_frees_while_waiting(void);
 // Device memory that there is; 256 MiB of it are the context's.
 void fake_cuda_memory(uint64_t bytes);
 }
