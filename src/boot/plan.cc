@@ -300,7 +300,7 @@ Result<void> Planner::PinDelta() {
   uint64_t slots = config_.delta_pinned_bytes / slot_bytes;
   if (slots == 0)
     return Fail(Status::Usage("not one delta record fits in the memory to pin them in")
-                    .Expected(Text("at least {} bytes", slot_bytes))
+                    .Expected(Text("--pin-delta of at least {} bytes", slot_bytes))
                     .Found(Text("{} bytes", config_.delta_pinned_bytes)));
   for (PlanEntry* entry : wanted) {
     const uint32_t count = config_.experts ? config_.experts->end - config_.experts->begin
@@ -331,7 +331,7 @@ Result<void> Planner::PinDelta() {
                   .Expected(Text("{} beside {} of planes", FormatBytes(plan_.bytes_pinned),
                                  FormatBytes(others)))
                   .Found(Text("{} available", FormatBytes(config_.host_bytes)))
-                  .Advice("pin fewer, or none: a delta tier is used from disk as well"));
+                  .Advice("a lower --pin-delta, or none: a delta tier is used from disk as well"));
 }
 
 uint64_t Planner::RecordBytes(uint32_t layer, Encoding encoding) const {

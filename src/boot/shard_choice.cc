@@ -131,7 +131,7 @@ Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
               .Advice("`hotplane build --tp W` makes a store for W ranks"));
     return Fail(Status::Usage(Text("there is no rank {}", *request.rank))
                     .File(directory)
-                    .Expected(Text("0 to {}", world - 1)));
+                    .Expected(Text("--rank 0 to {}", world - 1)));
   }
   if (world == 1) {
     if (!request.launched.empty() && request.launched.front().world > 1)

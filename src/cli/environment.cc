@@ -1,6 +1,7 @@
 #include "cli/environment.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <string_view>
 
@@ -25,13 +26,41 @@ std::string ValueOf(const char* variable) {
   return value == nullptr ? "" : value;
 }
 
-// Whether a message of wrong usage can be about the setting: it names the option, also in words, or
-// the value. One letter or digit stands in any text.
-bool CanBeAbout(const std::string& text, const Setting& setting) {
-  std::string words = setting.option.substr(2);
-  std::replace(words.begin(), words.end(), '-', ' ');
-  return text.find(words) != std::string::npos ||
-         (setting.value.size() > 1 && text.find(setting.value) != std::string::npos);
+bool IsOfAnOption(char letter) {
+  return letter == '-' || std::isalnum(static_cast<unsigned char>(letter)) != 0;
+}
+
+// As a whole word: --tp is not named by --tps.
+bool Names(std::string_view text, std::string_view option) {
+  for (size_t at = text.find(option); at != std::string_view::npos;
+       at = text.find(option, at + 1)) {
+    const size_t end = at + option.size();
+    const bool begins = at == 0 || !IsOfAnOption(text[at - 1]);
+    if (begins && (end == text.size() || !IsOfAnOption(text[end]))) return true;
+  }
+  return false;
+}
+
+// The options of a command line in an advice are those of another run.
+std::string WithoutCommandLines(const std::string& advice) {
+  constexpr std::string_view kBegin = "hotplane ";
+  std::string rest;
+  for (size_t at = 0; at < advice.size();) {
+    const size_t begin = std::min(advice.find(kBegin, at), advice.size());
+    rest += advice.substr(at, begin - at);
+    at = std::min(advice.find_first_of("`;", begin), advice.size());
+  }
+  return rest;
+}
+
+bool IsAbout(const Status& status, const Setting& setting) {
+  if (status.file() == setting.value) return true;
+  const std::string quoted = Text("\"{}\"", setting.value);
+  for (const std::string& text : {status.what(), status.expected(), status.found()})
+    if (Names(text, setting.option) || text.find(quoted) != std::string::npos) return true;
+  // What would have helped: of wrong usage too often another option than the wrong one.
+  return status.code() != StatusCode::kUsage &&
+         Names(WithoutCommandLines(status.advice()), setting.option);
 }
 
 }  // namespace
@@ -64,20 +93,12 @@ Status RefusedSetting(const Setting& setting, const std::string& expected) {
 }
 
 Status WithSettings(const Status& status, const std::vector<Setting>& settings) {
-  const bool usage = status.code() == StatusCode::kUsage;
-  const std::string text = status.ToString();
-  std::vector<const Setting*> named;
-  for (const Setting& setting : settings)
-    if (text.find(setting.option) != std::string::npos || (usage && CanBeAbout(text, setting)))
-      named.push_back(&setting);
-  if (named.empty() && usage)
-    for (const Setting& setting : settings) named.push_back(&setting);
-  if (named.empty()) return status;
   std::string advice = status.advice();
-  for (const Setting* setting : named)
-    advice += Text("{}{} is from the environment, {}={}: unset it, or give {}, which wins",
-                   advice.empty() ? "" : "; ", setting->option, setting->variable, setting->value,
-                   setting->option);
+  for (const Setting& setting : settings)
+    if (IsAbout(status, setting))
+      advice += Text("{}{} is from the environment, {}={}: unset it, or give {}, which wins",
+                     advice.empty() ? "" : "; ", setting.option, setting.variable, setting.value,
+                     setting.option);
   return Status(status).Advice(std::move(advice));
 }
 

@@ -27,8 +27,9 @@ std::string Describe(const Setting& setting);
 // "HOTPLANE_WORKERS=abc in the environment is not what --workers takes".
 Status RefusedSetting(const Setting& setting, const std::string& expected);
 
-// A failed command's status, which speaks of options, with the variables that set them: those whose
-// option it names; of wrong usage those that it can be about, or all where it is about none.
+// A failed command's status, with the variables that set what it is about. Those are the settings
+// whose option it names, as a whole word, or whose value is its file or is quoted in it. What its
+// advice names counts unless it is wrong usage, and never in a command line.
 Status WithSettings(const Status& status, const std::vector<Setting>& settings);
 
 }  // namespace hotplane::cli

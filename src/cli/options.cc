@@ -101,6 +101,7 @@ class Parser {
   Status RefusedValue() const;
   Result<void> Finish();
   std::string FirstUnknown(const CLI::App* given, int argc, char** argv) const;
+  std::string DeltaOptionsGiven() const;
   Result<void> FinishTiers();
   Result<void> FinishBoot();
   Result<void> FinishExport();
@@ -516,6 +517,17 @@ Parser::Parser() {
   AddImport();
 }
 
+// "--delta, --pin-delta"
+std::string Parser::DeltaOptionsGiven() const {
+  std::string text;
+  for (const auto& [name, given] : {std::pair{"--delta", !raw_.delta.empty()},
+                                    {"--pin-delta", options_.pin_delta_bytes > 0},
+                                    {"--delta-layers", !options_.delta_layers.empty()},
+                                    {"--no-delta-layers", !options_.no_delta_layers.empty()}})
+    if (given) text += Text("{}{}", text.empty() ? "" : ", ", name);
+  return text;
+}
+
 Result<void> Parser::FinishTiers() {
   // A boot with a checkpoint at hand completes the store as a build would.
   const bool both = options_.command == Command::kBuild || options_.command == Command::kImport ||
@@ -523,8 +535,8 @@ Result<void> Parser::FinishTiers() {
                     (options_.command == Command::kBoot && !options_.checkpoint.empty());
   // Who says something of the delta tier wants it.
   HP_ASSIGN(options_.pin_delta_bytes, ParseSize(raw_.pin_delta));
-  const bool delta_named = options_.pin_delta_bytes > 0 || !options_.delta_layers.empty() ||
-                           !options_.no_delta_layers.empty() || !raw_.delta.empty();
+  const std::string delta_options = DeltaOptionsGiven();
+  const bool delta_named = !delta_options.empty();
   std::string_view rest = raw_.tiers;
   if (raw_.tiers.empty()) rest = both || delta_named ? "base,delta" : "base";
   options_.delta_encodings = {Encoding::kDeltaQuintal, Encoding::kDeltaNibble};
@@ -548,6 +560,7 @@ Result<void> Parser::FinishTiers() {
       std::find(options_.tiers.begin(), options_.tiers.end(), Tier::kDelta) != options_.tiers.end();
   if (options_.command == Command::kBoot && delta_named && !has_delta)
     return Fail(Status::Usage("options of the delta tier are given, and it is not wanted")
+                    .Expected("no " + delta_options)
                     .Found(Text("--tiers {}", raw_.tiers)));
   return {};
 }

@@ -113,9 +113,34 @@ class InTheStore(unittest.TestCase):
                 self.assertIn(f"{variable}=", done.stderr)
 
     def test_an_error_about_something_else_names_no_variable(self):
+        none = os.path.join(self.root, "none")
+        new = os.path.join(self.root, "new")
+        inside = os.path.join(self.root, "tp")  # what the names and values of variables are in
+        innocent = {"HOTPLANE_CACHE": "auto", "HOTPLANE_DELTA": "quintal", "HOTPLANE_TP": "1",
+                    "HOTPLANE_BATCH": "4", "HOTPLANE_WORKERS": "2", "HOTPLANE_DEVICE": "cpu",
+                    "HOTPLANE_STALL_TIMEOUT": "9", "HOTPLANE_TIERS": "base,delta"}
+        for arguments, more in (
+                (("boot", none), {}), (("warm", none), {}),
+                (("build", none, "--store", new), {}), (("build", none), {"HOTPLANE_STORE": new}),
+                (("boot", self.store, "--generation", "zz"), {"HOTPLANE_PIN_DELTA": "64K"}),
+                (("boot", self.store, "--layers", "99"), {"HOTPLANE_RANK": "0"}),
+                (("build", self.model, "--store", new, "--layers", "99"), {}),
+                (("build", inside, "--store", new), {}),
+                (("boot", self.store, "--rank", "3"), {"HOTPLANE_WORLD": "1"}),
+                (("boot", self.store, "--world", "3"), {"HOTPLANE_RANK": "0"}),
+                (("fidelity", none, "--store", self.store), {"HOTPLANE_GENERATION": "0"}),
+                (("doctor", "--store", none), {"HOTPLANE_GENERATION": "0"}),
+                (("export", none, "--planes-cache", new), {"HOTPLANE_CHECKPOINT_ID": "id"})):
+            with self.subTest(arguments=arguments):
+                done = command.run(*arguments, "--json", env={**innocent, **more})
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertNotIn("HOTPLANE_", done.stdout)
+
+    def test_damage_names_no_variable(self):
         command.flip(command.files_below(self.store)[0], 200)
         done = command.run("boot", self.store, "--json",
-                           env={"HOTPLANE_WORKERS": "2", "HOTPLANE_CACHE": "keep"})
+                           env={"HOTPLANE_WORKERS": "2", "HOTPLANE_CACHE": "keep",
+                                "HOTPLANE_DEVICE": "cpu"})
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertNotIn("HOTPLANE_", done.stdout)
 
@@ -123,6 +148,11 @@ class InTheStore(unittest.TestCase):
         done = command.run("boot", self.store, "--delta", "nibble", env={"HOTPLANE_TIERS": "base"})
         self.assertEqual(done.returncode, 2)
         self.assertIn("HOTPLANE_TIERS=base", done.stderr)
+        done = command.run("boot", self.store, "--tiers", "base", "--json",
+                           env={"HOTPLANE_DELTA": "nibble", "HOTPLANE_CACHE": "auto"})
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("HOTPLANE_DELTA=nibble", done.stdout)
+        self.assertNotIn("HOTPLANE_CACHE", done.stdout)
 
     def test_an_empty_variable_counts_as_none(self):
         done = command.must("boot", self.store, "--json",

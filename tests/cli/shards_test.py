@@ -154,7 +154,7 @@ class Shards(unittest.TestCase):
         error = self.refused(2, "boot", self.split)
         self.assertIn("--rank 0 to 1", error["expected"])
         error = self.refused(2, "boot", self.split, "--rank", 2)
-        self.assertEqual(error["expected"], "0 to 1")
+        self.assertEqual(error["expected"], "--rank 0 to 1")
         error = self.refused(2, "boot", self.split, "--rank", 1, "--world", 4)
         self.assertEqual((error["expected"], error["found"]),
                          ("a store for 4 ranks", "a store for 2 ranks"))

@@ -167,6 +167,23 @@ class Program(WithStore):
             self.assertIn(variable, told.output[0])
             self.assertIn(value, told.output[0])
 
+    def test_an_innocent_variable_is_not_blamed(self):
+        cache, _, _ = self.modules()
+        sizes = cache.expected_sizes(*SHAPE, want_fp4=False)
+        path = os.path.join(self.root, "gone")
+        hotplane.build(package.MODEL, path, delta=None)
+        with hotplane.open(path) as store:
+            name = os.path.join(store.directory, "manifest")
+        cache.shutdown()
+        with mock.patch.dict(os.environ, {"HOTPLANE_STORE": path, "HOTPLANE_DEVICE": "cpu"}):
+            self.assertTrue(cache.cache_has_layer(0, sizes))
+            os.truncate(name, 100)
+            with self.assertLogs("hotplane", "WARNING") as told:
+                self.assertIsNone(cache.try_load(0, sizes))
+            self.assertIn(name, told.output[0])
+            self.assertNotIn("HOTPLANE_DEVICE", told.output[0])
+            cache.shutdown()
+
     def test_damage_is_a_miss(self):
         path = os.path.join(self.root, "damaged")
         hotplane.build(package.MODEL, path, delta=None)

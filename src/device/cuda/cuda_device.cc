@@ -292,7 +292,8 @@ Result<void> CudaDevice::OpenContext() {
     return Fail(Status::System(Text("there is no device cuda:{}", ordinal_))
                     .Expected(count == 0 ? std::string("a GPU that this process may see")
                                          : Text("cuda:0 to cuda:{}", count - 1))
-                    .Advice("`nvidia-smi` lists them; CUDA_VISIBLE_DEVICES may hide some"));
+                    .Advice("`nvidia-smi` lists them; CUDA_VISIBLE_DEVICES may hide some; or take "
+                            "--device cpu"));
   HP_CUDA_TRY(driver_, "cannot open the CUDA device", driver_.cuDeviceGet(&device_, ordinal_));
   char text[256] = "";
   (void)driver_.cuDeviceGetName(text, sizeof(text) - 1, device_);

@@ -154,6 +154,11 @@ def _fp4(info: LayerInfo, fp13_bytes: int, fp2_bytes: int) -> Optional[Tuple[str
     return None
 
 
+def _is_about_device(error: Error, device: str) -> bool:
+    """What fails for the device's sake quotes its name, or advises another."""
+    return f'"{device}"' in f"{error.what} {error.found}" or "--device" in error.advice
+
+
 class Planes:
     """The store as vLLM-MoET's planes cache. From any thread; nothing here raises."""
 
@@ -187,7 +192,7 @@ class Planes:
                 try:
                     self._engine = store.boot(device, map=device == "cpu", wait=False)
                 except Error as error:
-                    if named:
+                    if named and _is_about_device(error, named):
                         error.args = (f"HOTPLANE_DEVICE={named}: {error}",)
                     raise
             return self._engine
