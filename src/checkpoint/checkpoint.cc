@@ -200,11 +200,16 @@ Result<std::string> FindSingleFile(Env& env, const std::string& folder) {
 }
 
 // A folder of the Hugging Face cache holds snapshots/REVISION/, with links into blobs/, and
-// refs/main with the name of a revision. Any other folder is returned as it is.
+// refs/main with the name of a revision, and no model's files itself. Any other folder is returned
+// as it is.
 Result<std::string> ResolveSnapshot(Env& env, const std::string& folder) {
   const std::string snapshots = JoinPath(folder, "snapshots");
   HP_ASSIGN(const FileStat stat, env.Stat(snapshots));
   if (stat.type != FileType::kDirectory) return folder;
+  HP_ASSIGN(const std::vector<std::string> beside, env.List(folder));
+  for (const std::string& name : beside)
+    if (name == kShardIndexName || (name.ends_with(kSuffix) && !name.starts_with('.')))
+      return folder;
   const std::string main = JoinPath(folder, "refs/main");
   HP_ASSIGN(const FileStat main_stat, env.Stat(main));
   if (main_stat.type == FileType::kRegular) {

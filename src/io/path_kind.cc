@@ -34,6 +34,21 @@ std::vector<std::string> NamesIn(Env& env, const std::string& folder) {
   return names ? std::move(*names) : std::vector<std::string>();
 }
 
+bool IsCheckpointFileName(std::string_view name) {
+  return !name.starts_with('.') &&
+         (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
+}
+
+// A folder of the Hugging Face cache: snapshots/REVISION/ with a model's files.
+bool HoldsSnapshots(Env& env, const std::string& path) {
+  const std::string snapshots = JoinPath(path, "snapshots");
+  const std::vector<std::string> revisions = NamesIn(env, snapshots);
+  for (size_t i = 0; i < std::min(revisions.size(), kFoldersLookedAt); ++i)
+    for (const std::string& name : NamesIn(env, JoinPath(snapshots, revisions[i])))
+      if (IsCheckpointFileName(name) || name == "config.json") return true;
+  return false;
+}
+
 PathKind FolderKind(Env& env, const std::string& path) {
   const std::vector<std::string> names = NamesIn(env, path);
   bool checkpoint = false;
@@ -42,11 +57,11 @@ PathKind FolderKind(Env& env, const std::string& path) {
     if (IsGenerationName(name) &&
         Is(env, JoinPath(JoinPath(path, name), std::string(kManifest)), FileType::kRegular))
       return PathKind::kStore;
-    checkpoint |= name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+    checkpoint |= IsCheckpointFileName(name);
     layers |= IsLayerFileName(name);
   }
   if (checkpoint) return PathKind::kCheckpoint;
-  if (Is(env, JoinPath(path, "snapshots"), FileType::kDirectory)) return PathKind::kCheckpoint;
+  if (HoldsSnapshots(env, path)) return PathKind::kCheckpoint;
   if (layers && std::find(names.begin(), names.end(), kManifest) != names.end())
     return PathKind::kGeneration;
   for (const std::string& key : NamesIn(env, JoinPath(path, "v2")))
@@ -93,7 +108,9 @@ std::string FirstInside(Env& env, const std::string& path, PathKind kind) {
 std::string DescribePath(Env& env, const std::string& path) {
   const PathKind kind = PathKindOf(env, path);
   if (kind != PathKind::kFolder) return std::string(PathKindText(kind));
-  if (NamesIn(env, path).empty()) return "an empty folder";
+  const Result<std::vector<std::string>> names = env.List(path);
+  if (!names) return Text("a folder that cannot be listed: {}", names.error().found());
+  if (names->empty()) return "an empty folder";
   for (const PathKind inner : {PathKind::kStore, PathKind::kCheckpoint})
     if (const std::string found = FirstInside(env, path, inner); !found.empty())
       return Text("a folder, with {} in it: {}", PathKindText(inner), found);

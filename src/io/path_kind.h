@@ -1,5 +1,6 @@
-// What a path looks like, by names alone: so that an error can say what was given instead of what
-// was expected. Nothing is opened, and nothing is decided by it but words.
+// What a path looks like, by names alone, no file is opened: so that an error can say what was given
+// instead of what was expected, and so that a store or a checkpoint is not written between the files
+// of another kind.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,8 @@ std::string_view PathKindText(PathKind kind);
 // first names.
 std::string FirstInside(Env& env, const std::string& path, PathKind kind);
 
-// PathKindText, and of a folder of no kind what is in it: "a folder, with a store in it: PATH".
+// PathKindText, and of a folder of no kind what is in it, "a folder, with a store in it: PATH", or
+// why it cannot be listed.
 std::string DescribePath(Env& env, const std::string& path);
 
 }  // namespace hotplane

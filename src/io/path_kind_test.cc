@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <utility>
 
+#include "io/fault_env.h"
 #include "io/mem_env.h"
 
 namespace hotplane {
@@ -57,6 +59,29 @@ TEST_F(PathKindTest, AStoreBesideACheckpointsFilesIsAStore) {
   Make(std::string("/both/") + kGeneration + "/manifest");
   Make("/both/model.safetensors");
   EXPECT_EQ(PathKindOf(env_, "/both"), PathKind::kStore);
+}
+
+TEST_F(PathKindTest, SnapshotsOfSomethingElseAreNoCheckpoint) {
+  Make("/backup/snapshots/monday/notes.txt");
+  Make("/machine/snapshots/disk.img");
+  Make("/partial/.model.safetensors");
+  for (const char* const path : {"/backup", "/machine", "/partial"})
+    EXPECT_EQ(PathKindOf(env_, path), PathKind::kFolder) << path;
+  for (const char* const name : {"config.json", "a.safetensors", "model.safetensors.index.json"}) {
+    const std::string hub = std::string("/hub-") + name;
+    Make(hub + "/snapshots/abc/" + name);
+    EXPECT_EQ(PathKindOf(env_, hub), PathKind::kCheckpoint) << hub;
+  }
+}
+
+TEST_F(PathKindTest, AFolderThatCannotBeListedIsNotCalledEmpty) {
+  Make("/secret/file");
+  FaultEnv env(env_);
+  env.Add({.action = FaultAction::kError,
+           .count = Fault::kForever,
+           .kind = OperationKind::kList,
+           .error = EACCES});
+  EXPECT_EQ(DescribePath(env, "/secret"), "a folder that cannot be listed: Permission denied");
 }
 
 TEST_F(PathKindTest, AFolderTellsWhatIsInIt) {

@@ -214,6 +214,17 @@ class Places(unittest.TestCase):
                 self.assertEqual(error["file"], self.model)
                 self.assertIn(f"hotplane build {self.model} --store DIR", error["advice"])
 
+    def test_a_folder_with_snapshots_of_its_own_takes_a_store(self):
+        for i, name in enumerate(("build", "gc", "synth", "checkpoint")):
+            place = os.path.join(tempfile.mkdtemp(dir=self.root), str(i))
+            os.makedirs(os.path.join(place, "snapshots", "monday"))
+            self.addCleanup(shutil.rmtree, os.path.dirname(place))
+            synth = ("synth", place, "--geometry", "4,64,64", "--layers", "1")
+            command.must(*{"build": ("build", self.model, "--store", place), "gc": ("gc", place),
+                           "synth": synth, "checkpoint": (*synth, "--checkpoint", "bf16")}[name])
+            if name == "checkpoint":
+                command.must("build", place, "--store", os.path.join(place, "store"))
+
     def test_a_store_is_no_checkpoint(self):
         for arguments in (("build", self.store, "--store", self.nothing),
                           ("verify", self.store, "--source", self.store),
