@@ -143,6 +143,11 @@ std::optional<Status> OptionAsArgument(const Shape& shape, CommandLine line) {
                line);
 }
 
+std::string_view WithoutSlashes(std::string_view path) {
+  while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
+  return path;
+}
+
 // The argument and the option's path, each with what it is there for and what it is.
 struct Given {
   Word* word;
@@ -217,11 +222,16 @@ Status WithPathsMeant(const Status& status, const CommandLine& given_line) {
     line.words.push_back(
         {.option = shape->option, .value = Placeholder(shape->option_role), .valued = true});
   const auto look = [](Word* word, Role wanted) {
-    return Given{word, wanted, word == nullptr ? Role::kInvalid : RoleOf(word->value)};
+    if (word == nullptr) return Given{word, wanted, Role::kInvalid};
+    const bool both = wanted == Role::kCheckpoint && HoldsCheckpoint(PosixEnv(), word->value);
+    return Given{word, wanted, both ? wanted : RoleOf(word->value)};
   };
   const Given argument = look(FindArgument(&line), shape->argument);
   const Given option = look(FindOption(&line, shape->option), shape->option_role);
-  if (!argument.wrong() && !option.wrong()) return status;
+  const auto explains = [&](const Given& given) {
+    return given.wrong() && WithoutSlashes(status.file()) == WithoutSlashes(given.word->value);
+  };
+  if (!explains(argument) && !explains(option)) return status;
   const bool fits_option = argument.wrong() && argument.found == option.wanted;
   if (fits_option && option.found != option.wanted) {
     option.word->value = std::exchange(argument.word->value, option.found == argument.wanted

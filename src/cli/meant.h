@@ -35,9 +35,9 @@ bool NamesAPath(const std::string& option);
 // HOTPLANE_STORE in the place of an argument that is missing. None where it is none of these.
 std::optional<Status> MisplacedPath(const CommandLine& line);
 
-// Of a command that failed by wrong usage: when a path that it was given is a checkpoint in the
-// place of a store, or the other way round, the command line that was probably meant is in the
-// advice.
+// Of a command that failed by wrong usage over a path that it was given: when that is a checkpoint
+// in the place of a store, or the other way round, the command line that was probably meant is in
+// the advice. A folder that is both is right in both places.
 Status WithPathsMeant(const Status& status, const CommandLine& line);
 
 }  // namespace hotplane::cli

@@ -51,17 +51,14 @@ bool HoldsSnapshots(Env& env, const std::string& path) {
 
 PathKind FolderKind(Env& env, const std::string& path) {
   const std::vector<std::string> names = NamesIn(env, path);
-  bool checkpoint = false;
   bool layers = false;
   for (const std::string& name : names) {
     if (IsGenerationName(name) &&
         Is(env, JoinPath(JoinPath(path, name), std::string(kManifest)), FileType::kRegular))
       return PathKind::kStore;
-    checkpoint |= IsCheckpointFileName(name);
     layers |= IsLayerFileName(name);
   }
-  if (checkpoint) return PathKind::kCheckpoint;
-  if (HoldsSnapshots(env, path)) return PathKind::kCheckpoint;
+  if (HoldsCheckpoint(env, path)) return PathKind::kCheckpoint;
   if (layers && std::find(names.begin(), names.end(), kManifest) != names.end())
     return PathKind::kGeneration;
   for (const std::string& key : NamesIn(env, JoinPath(path, "v2")))
@@ -80,6 +77,12 @@ PathKind PathKindOf(Env& env, const std::string& path) {
   const std::string_view name = std::string_view(path).substr(path.rfind('/') + 1);
   if (IsLayerFileName(name)) return PathKind::kLayerFile;
   return name.ends_with(".safetensors") ? PathKind::kSafetensors : PathKind::kFile;
+}
+
+bool HoldsCheckpoint(Env& env, const std::string& folder) {
+  const std::vector<std::string> names = NamesIn(env, folder);
+  return std::any_of(names.begin(), names.end(), IsCheckpointFileName) ||
+         HoldsSnapshots(env, folder);
 }
 
 std::string_view PathKindText(PathKind kind) {

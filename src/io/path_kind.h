@@ -1,6 +1,6 @@
-// What a path looks like, by names alone, no file is opened: so that an error can say what was given
-// instead of what was expected, and so that a store or a checkpoint is not written between the files
-// of another kind.
+// What a path looks like, by names alone, no file is opened: so that an error can say what was
+// given instead of what was expected, and so that a store or a checkpoint is not written between
+// the files of another kind.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,9 @@ enum class PathKind : uint8_t {
 };
 
 PathKind PathKindOf(Env& env, const std::string& path);
+// Whether a checkpoint's files lie right in the folder, or in its snapshots: also in one that is a
+// store.
+bool HoldsCheckpoint(Env& env, const std::string& folder);
 // "a store", "a checkpoint", ...
 std::string_view PathKindText(PathKind kind);
 

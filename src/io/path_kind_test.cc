@@ -59,6 +59,9 @@ TEST_F(PathKindTest, AStoreBesideACheckpointsFilesIsAStore) {
   Make(std::string("/both/") + kGeneration + "/manifest");
   Make("/both/model.safetensors");
   EXPECT_EQ(PathKindOf(env_, "/both"), PathKind::kStore);
+  EXPECT_TRUE(HoldsCheckpoint(env_, "/both"));
+  Make(std::string("/store/") + kGeneration + "/manifest");
+  EXPECT_FALSE(HoldsCheckpoint(env_, "/store"));
 }
 
 TEST_F(PathKindTest, SnapshotsOfSomethingElseAreNoCheckpoint) {
