@@ -67,6 +67,12 @@ Result<void> CheckOutputFile(Env& env, const std::string& path) {
                                    : "name another place"));
   }
   const std::string name = path.substr(path.rfind('/') + 1);
+  if (name.empty())
+    return Fail(Status::Usage("the output is to be a file")
+                    .File(path)
+                    .Expected("the name of a file")
+                    .Found("the name of a folder, which ends with /")
+                    .Advice("leave the / out, or name a file in the folder"));
   const std::string probe = JoinPath(ParentPath(path), Text(".tmp-{}-{}", name, getpid()));
   const Result<std::unique_ptr<File>> made = env.Open(probe, OpenMode::kCreate);
   if (made) return env.Remove(probe);

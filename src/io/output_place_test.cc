@@ -61,6 +61,7 @@ TEST(OutputPlace, WhatCannotBeMadeIsFoundOut) {
   EXPECT_EQ(code(directory.path() + "/none/out"), StatusCode::kSystem);
   EXPECT_EQ(code(directory.path() + "/file/out"), StatusCode::kSystem);
   EXPECT_EQ(code(directory.path() + "/folder"), StatusCode::kUsage);
+  EXPECT_EQ(code(directory.path() + "/new/"), StatusCode::kUsage);
   EXPECT_EQ(code("/dev/null"), StatusCode::kUsage);
   EXPECT_EQ(code("/proc/out"), StatusCode::kSystem);
   EXPECT_EQ(code(directory.path() + "/" + std::string(300, 'x')), StatusCode::kSystem);

@@ -248,6 +248,21 @@ class Places(unittest.TestCase):
         self.assertEqual(self.meant("build", self.store, "--store", self.nothing),
                          ["build", "CHECKPOINT", "--store", self.store])
 
+    def test_another_error_is_not_explained_by_paths(self):
+        folder = tempfile.mkdtemp(dir=self.root)
+        self.addCleanup(shutil.rmtree, folder)
+        both = os.path.join(folder, "both")
+        shutil.copytree(self.store, both)
+        shutil.copytree(self.model, both, dirs_exist_ok=True)
+        for arguments in (("boot", both, "--checkpoint", both, "--layers", "9"),
+                          ("boot", both, "--checkpoint", both, "--rank", "3"),
+                          ("build", both, "--store", both, "--layers", "9"),
+                          ("fidelity", both, "--store", both, "--generation", "zz"),
+                          ("boot", self.store, "--checkpoint", self.store, "--layers", "9"),
+                          ("boot", self.store, "--checkpoint", self.store, "--rank", "3")):
+            with self.subTest(arguments=arguments):
+                self.assertNotIn("meant", self.refused(*arguments).get("advice", ""))
+
     def test_the_argument_as_an_option(self):
         for name in ("boot", "warm", "verify", "inspect", "gc", "synth"):
             self.assertEqual(self.meant(name, "--store", self.store), [name, self.store])
@@ -366,6 +381,8 @@ class Outputs(unittest.TestCase):
     def test_a_folder_in_the_place_of_a_file(self):
         self.refused((2,), self.files(self.folder), self.folder, "an empty folder")
         self.refused((2,), self.files("/dev/full"), "/dev/full", "a special file")
+        new = os.path.join(self.root, "file-to-be") + "/"
+        self.refused((2,), self.files(new), new, "ends with /")
 
     def test_a_file_in_the_place_of_a_folder(self):
         self.refused((1, 2), self.folders(self.file), self.file, "a file")
