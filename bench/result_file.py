@@ -5,11 +5,15 @@ import os
 
 
 def result_file(path):
-    """For add_argument(type=): the path, if a file can be made or replaced there; one that is not
-    there yet is made, empty."""
+    """For add_argument(type=): the path, if a file can be made or replaced there. A file that is
+    there stays as it is, and where there is none, none is left: what is measured may fail."""
+    there = os.path.exists(path)
     try:
         with open(path, "a"):
-            return path
+            pass
+        if not there:
+            os.remove(os.path.realpath(path))  # not the link that led there
+        return path
     except OSError as error:
         folder = os.path.dirname(path) or "."
         raise argparse.ArgumentTypeError(

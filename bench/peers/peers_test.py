@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The benchmark of peers at a small size, without a GPU: its files, its table, and that a loader
 which is missing, fails or crashes has that for a row and stops no other."""
+import argparse
 import array
 import json
 import os
@@ -94,6 +95,25 @@ class Files(unittest.TestCase):
     def test_a_full_folder_is_refused_with_the_numbers(self):
         with self.assertRaisesRegex(OSError, r"need 1228800\.0 GiB .* are free"):
             store.write_raw(self.folder.name, store.FULL._replace(layers=2**18), 2**18)
+
+
+class ResultFiles(unittest.TestCase):
+    """The names that --json and --out take, here and in the benches beside."""
+
+    def test_a_look_leaves_nothing_behind_and_keeps_what_is_there(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "result.json")
+            self.assertEqual(peers.result_file(path), path)
+            self.assertEqual(os.listdir(folder), [])
+            with open(path, "w") as old:
+                old.write("old")
+            self.assertEqual(peers.result_file(path), path)
+            with open(path) as there:
+                self.assertEqual(there.read(), "old")
+
+    def test_a_name_that_cannot_be_is_refused(self):
+        with self.assertRaisesRegex(argparse.ArgumentTypeError, "folder that is there"):
+            peers.result_file(os.path.join(tempfile.gettempdir(), "none", "of", "these"))
 
 
 class Rows(unittest.TestCase):

@@ -1,7 +1,9 @@
 #include "base/result_file.h"
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 
 namespace hotplane {
 namespace {
@@ -20,7 +22,15 @@ Result<void> Put(const std::string& path, const std::string& text, std::ios::ope
 
 }  // namespace
 
-Result<void> CheckResultFile(const std::string& path) { return Put(path, "", std::ios::app); }
+Result<void> CheckResultFile(const std::string& path) {
+  std::error_code ignored;
+  const bool there = std::filesystem::exists(path, ignored);
+  HP_TRY(Put(path, "", std::ios::app));
+  // Behind a link that led nowhere the file is elsewhere, and the link is not ours.
+  if (!there && !path.empty())
+    std::filesystem::remove(std::filesystem::canonical(path, ignored), ignored);
+  return {};
+}
 
 Result<void> WriteResultFile(const std::string& path, const std::string& text) {
   return Put(path, text, std::ios::trunc);

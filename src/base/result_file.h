@@ -8,8 +8,8 @@
 
 namespace hotplane {
 
-// Empty: no file is wanted. kSystem or kCapacity with the reason. A file that is not there yet is
-// made, empty.
+// Empty: no file is wanted. kSystem or kCapacity with the reason. A file that is there stays as it
+// is, and where there is none, none is left: what is measured may fail or be skipped.
 Result<void> CheckResultFile(const std::string& path);
 // The same, and replaces its content.
 Result<void> WriteResultFile(const std::string& path, const std::string& text);

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string>
 
 namespace hotplane {
 namespace {
@@ -23,19 +26,43 @@ TEST(ResultFile, AFileThatCannotBeWrittenIsToldByName) {
   EXPECT_EQ(full.error().code(), StatusCode::kCapacity);
 }
 
-TEST(ResultFile, AnOldResultStaysUntilTheNewOneIsThere) {
-  const std::string path = testing::TempDir() + "hotplane-result.json";
-  ASSERT_TRUE(WriteResultFile(path, "old, and longer"));
-  ASSERT_TRUE(CheckResultFile(path));
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  EXPECT_EQ(text.str(), "old, and longer");
-  ASSERT_TRUE(WriteResultFile(path, "new"));
-  text.str("");
-  text << std::ifstream(path).rdbuf();
-  EXPECT_EQ(text.str(), "new");
+// Of this process and test alone.
+class ResultFileTest : public testing::Test {
+ protected:
+  ResultFileTest() {
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+    path_ = folder_ + "/result.json";
+  }
+  ~ResultFileTest() override { std::filesystem::remove_all(folder_); }
+  std::string Content() const {
+    std::ostringstream text;
+    text << std::ifstream(path_).rdbuf();
+    return text.str();
+  }
+  std::string folder_ = testing::TempDir() + "hotplane-result-XXXXXX";
+  std::string path_;
+};
+
+TEST_F(ResultFileTest, AnOldResultStaysUntilTheNewOneIsThere) {
+  ASSERT_TRUE(WriteResultFile(path_, "old, and longer"));
+  ASSERT_TRUE(CheckResultFile(path_));
+  EXPECT_EQ(Content(), "old, and longer");
+  ASSERT_TRUE(WriteResultFile(path_, "new"));
+  EXPECT_EQ(Content(), "new");
   EXPECT_TRUE(CheckResultFile(""));
   EXPECT_TRUE(WriteResultFile("", "nowhere"));
+}
+
+TEST_F(ResultFileTest, ALookLeavesNothingBehind) {
+  ASSERT_TRUE(CheckResultFile(path_));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+  std::filesystem::create_symlink(folder_ + "/elsewhere", path_);
+  ASSERT_TRUE(CheckResultFile(path_));
+  EXPECT_TRUE(std::filesystem::is_symlink(path_));
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  ASSERT_TRUE(WriteResultFile(path_, ""));
+  ASSERT_TRUE(CheckResultFile(path_));  // empty, and somebody's
+  EXPECT_TRUE(std::filesystem::exists(path_));
 }
 
 }  // namespace
