@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes_text.h"
 #include "base/format_text.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
@@ -94,8 +95,7 @@ Result<std::vector<StampedShard>> ParseSourceStamp(std::string_view stamp,
 
 bool MatchesSourceStamp(const Generation& generation, const std::string& stamp) {
   const auto stored = ReadWholeFile(generation.env(), StampPath(generation), kStampBytesMax);
-  return stored &&
-         std::string_view(reinterpret_cast<const char*>(stored->data()), stored->size()) == stamp;
+  return stored && AsText(*stored) == stamp;
 }
 
 }  // namespace hotplane

@@ -8,9 +8,11 @@
 #include <mutex>
 #include <utility>
 
+#include "base/bytes_text.h"
 #include "base/check.h"
 #include "base/format_text.h"
 #include "checkpoint/shard_index.h"
+#include "io/file_names.h"
 #include "io/path_kind.h"
 
 namespace hotplane {
@@ -19,16 +21,11 @@ namespace {
 constexpr uint64_t kIndexBytesMax = kSafetensorsHeaderBytesMax;
 constexpr uint64_t kConfigBytesMax = 16'000'000;
 constexpr uint64_t kRevisionBytesMax = 256;
-constexpr std::string_view kSuffix = ".safetensors";
 
 struct Shard {
   std::string path;
   FileStat stat{};
 };
-
-std::string_view AsText(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 // What a shard that is no regular file is, for messages.
 Status NotAFile(const std::string& path, const FileStat& stat) {
@@ -174,7 +171,7 @@ Result<std::string> FindSingleFile(Env& env, const std::string& folder) {
   HP_ASSIGN(const std::vector<std::string> names, env.List(folder));
   std::vector<std::string> found;
   for (const std::string& name : names) {
-    if (name.ends_with(kSuffix) && !name.starts_with(".")) found.push_back(name);
+    if (name.ends_with(kSafetensorsSuffix) && !name.starts_with(".")) found.push_back(name);
   }
   if (found.size() == 1) return found.front();
   for (const std::string& name : names) {
@@ -203,12 +200,12 @@ Result<std::string> FindSingleFile(Env& env, const std::string& folder) {
 // refs/main with the name of a revision, and no model's files itself. Any other folder is returned
 // as it is.
 Result<std::string> ResolveSnapshot(Env& env, const std::string& folder) {
-  const std::string snapshots = JoinPath(folder, "snapshots");
+  const std::string snapshots = JoinPath(folder, kSnapshotsName);
   HP_ASSIGN(const FileStat stat, env.Stat(snapshots));
   if (stat.type != FileType::kDirectory) return folder;
   HP_ASSIGN(const std::vector<std::string> beside, env.List(folder));
   for (const std::string& name : beside)
-    if (name == kShardIndexName || (name.ends_with(kSuffix) && !name.starts_with('.')))
+    if (name == kShardIndexName || (name.ends_with(kSafetensorsSuffix) && !name.starts_with('.')))
       return folder;
   const std::string main = JoinPath(folder, "refs/main");
   HP_ASSIGN(const FileStat main_stat, env.Stat(main));
@@ -234,7 +231,7 @@ Result<std::string> ResolveSnapshot(Env& env, const std::string& folder) {
 }
 
 Result<std::string> ReadConfig(Env& env, const std::string& folder) {
-  const std::string path = JoinPath(folder, "config.json");
+  const std::string path = JoinPath(folder, kConfigName);
   HP_ASSIGN(const FileStat stat, env.Stat(path));
   if (stat.type == FileType::kInvalid) return std::string();
   if (stat.type != FileType::kRegular) {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes_text.h"
 #include "base/format_text.h"
 #include "checkpoint/json_scan.h"
 
@@ -180,7 +181,7 @@ Result<ModelConfig> ReadModelConfig(Env& env, const std::string& path) {
   HP_ASSIGN(const FileStat stat, env.Stat(path));
   const std::string file = stat.type == FileType::kDirectory ? JoinPath(path, "config.json") : path;
   HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env, file, kConfigBytesMax));
-  return ParseModelConfig({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file);
+  return ParseModelConfig(AsText(bytes), file);
 }
 
 }  // namespace hotplane

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/format_text.h"
+#include "base/json_text.h"
 #include "base/limits.h"
 #include "base/memory.h"
 #include "base/number_text.h"
@@ -473,7 +474,7 @@ void Doctor::PrintJson() const {
     json["boot"] = {{"seconds", nullptr}};
     json["boot"]["fails"] = nlohmann::ordered_json::parse(StatusJson(*boot_failure_))["error"];
   }
-  PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  PrintLine(JsonText(json));
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/bytes_text.h"
 #include "base/format_text.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "base/number_text.h"
 #include "base/units.h"
@@ -45,8 +47,7 @@ Result<PrecisionMap> ReadPrecision(const std::string& text, const Manifest& mani
   const std::string file = text.substr(text.find(':') + 1);
   HP_ASSIGN(const std::vector<std::byte> bytes,
             ReadWholeFile(PosixEnv(), file, kPrecisionMapBytesMax));
-  return PrecisionMap::Parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file,
-                             manifest);
+  return PrecisionMap::Parse(AsText(bytes), file, manifest);
 }
 
 void PrintHf(const Context& context, const Generation& generation, const HfExportReport& report) {
@@ -63,7 +64,7 @@ void PrintHf(const Context& context, const Generation& generation, const HfExpor
                                          {"experts_fp4", report.experts_fp4},
                                          {"files_copied", report.files_copied},
                                          {"warnings", report.warnings}};
-    PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    PrintLine(JsonText(json));
   } else if (!options.common.quiet) {
     PrintLine(Text("wrote {} to {}: {} at base, {} at FP4, as BF16; {} and {} as they were",
                    FormatBytes(report.bytes_written), options.hf,
@@ -115,7 +116,7 @@ void PrintCache(const Context& context, const PlanesCacheExportReport& report) {
         {"bytes_written", report.bytes_written},
         {"seconds", report.seconds},
         {"warnings", report.warnings}};
-    PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    PrintLine(JsonText(json));
   } else if (!options.common.quiet) {
     PrintLine(
         Text("wrote {} of {} to {}, {} were there; vLLM-MoET finds them where "
@@ -178,7 +179,7 @@ Result<void> RunExport(const Context& context) {
     json["from"] = EncodingName(report.encoding);
     json["rank"] = generation.rank();
     json["world"] = generation.world();
-    PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    PrintLine(JsonText(json));
   } else if (!options.common.quiet) {
     PrintLine(Text("{} of layer {}{} from {}: {} bytes in {}", options.part, *options.layer,
                    generation.world() > 1

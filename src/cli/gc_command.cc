@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format_text.h"
+#include "base/json_text.h"
 #include "base/units.h"
 #include "cli/commands.h"
 #include "cli/console.h"
@@ -19,7 +20,7 @@ Result<void> RunGc(const Context& context) {
     json["kept_without_manifest"] = report.kept_without_manifest;
     json["bytes_freed"] = report.bytes_freed;
     json["dry_run"] = options.dry_run;
-    PrintLine(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    PrintLine(JsonText(json));
     return {};
   }
   for (const std::string& path : report.removed)

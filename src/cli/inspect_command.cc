@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format_text.h"
+#include "base/json_text.h"
 #include "base/number_text.h"
 #include "base/units.h"
 #include "boot/describe.h"
@@ -129,7 +130,7 @@ Result<void> InspectStore(const Context& context, const Store& store) {
       PrintGeneration(generation);
     }
   }
-  if (context.options.common.json) PrintLine(DumpJson(json));
+  if (context.options.common.json) PrintLine(JsonText(json));
   return {};
 }
 
@@ -170,7 +171,7 @@ Result<void> InspectBadCheckpoint(const Context& context, const Checkpoint& chec
   if (context.options.common.json) {
     Json json{{"kind", "checkpoint"}, {"usable", false}, {"layers", Json::array()}};
     for (const MoeLayerSurvey& survey : surveys) json["layers"].push_back(SurveyJson(survey));
-    PrintLine(DumpJson(json));
+    PrintLine(JsonText(json));
   } else if (!surveys.empty()) {
     PrintLine(Text("checkpoint  {}, not usable", checkpoint.path()));
     PrintSurvey(surveys, nullptr);
@@ -216,7 +217,7 @@ Result<void> InspectCheckpoint(const Context& context) {
     }
     json["layers"].push_back(std::move(entry));
   }
-  PrintLine(DumpJson(json));
+  PrintLine(JsonText(json));
   return {};
 }
 

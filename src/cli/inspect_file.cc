@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes_text.h"
 #include "base/format_text.h"
+#include "base/json_text.h"
 #include "base/number_text.h"
 #include "base/units.h"
 #include "boot/source_stamp.h"
@@ -23,10 +25,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kTextBytesMax = 64u << 20;
-
-std::string_view AsText(const std::vector<std::byte>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 // "xxh3-128=..." of a sealed text whose seal was found right.
 std::string SealOf(std::string_view text) {
@@ -360,10 +358,6 @@ Result<void> FileInspector::InspectLock() {
 
 }  // namespace
 
-std::string DumpJson(const Json& json) {
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
-}
-
 Json GeometryJson(const LayerGeometry& geometry) {
   return {{"experts", geometry.experts},
           {"hidden", geometry.hidden},
@@ -375,7 +369,7 @@ Result<bool> InspectStoreFile(const Context& context) {
   HP_ASSIGN(const bool ours, inspector.Run());
   if (!ours) return false;
   if (context.options.common.json) {
-    PrintLine(DumpJson(inspector.json()));
+    PrintLine(JsonText(inspector.json()));
     return true;
   }
   for (const std::string& line : inspector.lines()) PrintLine(line);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "base/status.h"
 #include "cli/commands.h"
@@ -11,7 +10,6 @@
 
 namespace hotplane::cli {
 
-std::string DumpJson(const nlohmann::ordered_json& json);
 nlohmann::ordered_json GeometryJson(const LayerGeometry& geometry);
 
 // Prints it. False, and nothing printed, where the file at the context's path is none of a store's.

@@ -1,5 +1,6 @@
 #include <string_view>
 
+#include "base/bytes_text.h"
 #include "base/format_text.h"
 #include "base/units.h"
 #include "cli/commands.h"
@@ -14,10 +15,6 @@ namespace {
 // the recorder keeps, about 150 bytes a span.
 constexpr uint64_t kRunBytesMax = 64 * kMiB;
 constexpr uint64_t kTraceBytesMax = kGiB;
-
-std::string_view AsText(const std::vector<std::byte>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 }  // namespace
 

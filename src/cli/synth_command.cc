@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format_text.h"
+#include "base/json_text.h"
 #include "base/units.h"
 #include "checkpoint/synth_checkpoint.h"
 #include "cli/commands.h"
@@ -66,7 +67,7 @@ Result<void> RunSynth(const Context& context) {
     if (!report.generation.empty()) json["generation"] = report.generation;
     json["bytes_written"] = report.bytes_written;
     json["seconds"] = report.seconds;
-    PrintLine(json.dump(2));
+    PrintLine(JsonText(json));
   } else if (!options.common.quiet) {
     PrintLine(Text("{} of synthetic {} in {}, {}", FormatBytes(report.bytes_written),
                    options.checkpoint_format.empty() ? "store" : "checkpoint", options.path,

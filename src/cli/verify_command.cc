@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format_text.h"
+#include "base/json_text.h"
 #include "base/number_text.h"
 #include "base/units.h"
 #include "boot/describe.h"
@@ -103,7 +104,7 @@ void PrintJson(const Generation& generation, const VerifyReport& report, const S
                       {"layers_without_record", source.layers_without_record},
                       {"tensors_checked", source.tensors_checked},
                       {"bytes_checked", source.bytes_checked}};
-  PrintLine(json.dump(2, ' ', false, Json::error_handler_t::replace));
+  PrintLine(JsonText(json));
 }
 
 // The files of these tiers that are not there.

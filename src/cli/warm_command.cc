@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format_text.h"
+#include "base/json_text.h"
 #include "base/units.h"
 #include "boot/shard_choice.h"
 #include "cli/commands.h"
@@ -33,7 +34,7 @@ Result<void> RunWarm(const Context& context) {
     json["bytes_available"] = report.bytes_available;
     json["seconds"] = report.seconds;
     json["warnings"] = report.warnings;
-    PrintLine(json.dump(2));
+    PrintLine(JsonText(json));
     return {};
   }
   for (const std::string& warning : report.warnings) PrintLine("warning: " + warning);

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/format_text.h"
+#include "base/json_text.h"
 #include "boot/describe.h"
 #include "checkpoint/naming_scheme.h"
 #include "checkpoint/safetensors_writer.h"
@@ -348,7 +349,7 @@ Result<std::string> Exporter::Config() const {
                       .File(JoinPath(Folder(), "config.json"))
                       .Expected(Text("at most {} levels", kConfigDepthMax)));
     if (json.is_object()) RemoveQuantization(json);
-    return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    return JsonText(json) + "\n";
   } catch (const nlohmann::ordered_json::exception& error) {
     return Fail(Status::Data("config.json is no JSON")
                     .File(JoinPath(Folder(), "config.json"))

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "engine/fidelity.h"
 
 namespace hotplane {
@@ -85,7 +86,7 @@ std::string FidelityJson(const FidelityReport& report) {
     entry["fp4"] = TierOfLayer(layer, true);
     json["layers"].push_back(std::move(entry));
   }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+  return JsonText(json);
 }
 
 }  // namespace hotplane

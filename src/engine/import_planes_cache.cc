@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "base/bytes_text.h"
 #include "base/check.h"
 #include "base/format_text.h"
 #include "base/log.h"
@@ -534,7 +535,7 @@ Result<std::string> Importer::ReadDigest(const Unit& unit, size_t part) const {
   if (!unit.files.parts[part].digest) return std::string();
   const std::string path = PathOf(unit, part) + std::string(kPlanesCacheDigestSuffix);
   HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env_, path, kDigestBytesMax));
-  std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  std::string text(AsText(bytes));
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
   constexpr size_t kDigits = 64;
   if (text.size() == kDigits && text.find_first_not_of("0123456789abcdef") == std::string::npos)

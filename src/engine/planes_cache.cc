@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "base/bytes_text.h"
 #include "base/check.h"
 #include "base/format_text.h"
 #include "base/log.h"
@@ -245,9 +246,7 @@ Result<void> Scanner::ScanRank(const std::string& key, const std::string& name, 
                     .Found("nothing")
                     .Advice("remove the folder, or put its meta.json back"));
   HP_ASSIGN(const std::vector<std::byte> text, ReadWholeFile(env_, meta, kMetaBytesMax));
-  HP_ASSIGN(rank.meta,
-            DecodePlanesCacheMeta({reinterpret_cast<const char*>(text.data()), text.size()}, meta,
-                                  folder.world, folder.rank));
+  HP_ASSIGN(rank.meta, DecodePlanesCacheMeta(AsText(text), meta, folder.world, folder.rank));
   for (const std::string& file : names) {
     if (file == kPlanesCacheMetaName) continue;
     const auto parsed = ParseFileName(file);

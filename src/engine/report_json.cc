@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "base/topology.h"
 
 namespace hotplane {
@@ -22,11 +23,6 @@ Json MachineJson() {
           {"memory_from_cgroup", machine.memory.from_cgroup},
           {"kernel", machine.kernel},
           {"version", HOTPLANE_VERSION_TEXT}};
-}
-
-// Paths and messages may hold bytes that are not UTF-8: those are replaced, never thrown on.
-std::string Dump(const Json& json) {
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 Json EntryJson(const PlanEntry& entry) {
@@ -75,19 +71,19 @@ Json SourcesJson(const BootReport& report, const BootPlan& plan) {
 }  // namespace
 
 std::string PlanesCacheImportJson(const PlanesCacheImportReport& report) {
-  return Dump({{"layers_total", report.layers_total},
-               {"layers_imported", report.layers_imported},
-               {"layers_attached", report.layers_attached},
-               {"bytes_read", report.bytes_read},
-               {"bytes_built", report.bytes_built},
-               {"bytes_compared", report.bytes_compared},
-               {"bytes_removed", report.bytes_removed},
-               {"files_removed", report.files_removed},
-               {"moved_before", report.moved_before},
-               {"seconds", report.seconds},
-               {"generation", ToHex(report.generation)},
-               {"world", report.shard_world},
-               {"warnings", report.warnings}});
+  return JsonText({{"layers_total", report.layers_total},
+                   {"layers_imported", report.layers_imported},
+                   {"layers_attached", report.layers_attached},
+                   {"bytes_read", report.bytes_read},
+                   {"bytes_built", report.bytes_built},
+                   {"bytes_compared", report.bytes_compared},
+                   {"bytes_removed", report.bytes_removed},
+                   {"files_removed", report.files_removed},
+                   {"moved_before", report.moved_before},
+                   {"seconds", report.seconds},
+                   {"generation", ToHex(report.generation)},
+                   {"world", report.shard_world},
+                   {"warnings", report.warnings}});
 }
 
 std::string BuildReportJson(const BuildReport& report) {
@@ -117,7 +113,7 @@ std::string BuildReportJson(const BuildReport& report) {
   json["world"] = report.shard_world;
   json["warnings"] = report.warnings;
   json["machine"] = MachineJson();
-  return Dump(json);
+  return JsonText(json);
 }
 
 std::string BootReportJson(const BootReport& report, const BootPlan& plan, const BuildReport& build,
@@ -177,7 +173,7 @@ std::string BootReportJson(const BootReport& report, const BootPlan& plan, const
   json["world"] = plan.shard_world;
   json["warnings"] = report.warnings;
   json["machine"] = MachineJson();
-  return Dump(json);
+  return JsonText(json);
 }
 
 std::string BootPlanJson(const BootPlan& plan, const Digest128& generation) {
@@ -197,7 +193,7 @@ std::string BootPlanJson(const BootPlan& plan, const Digest128& generation) {
   json["device_limit_bytes"] = plan.device_limit_bytes;
   json["actions"] = ActionsJson(plan);
   json["warnings"] = plan.warnings;
-  return Dump(json);
+  return JsonText(json);
 }
 
 std::string StatusJson(const Status& status) {
@@ -214,7 +210,7 @@ std::string StatusJson(const Status& status) {
   field("found", status.found());
   field("advice", status.advice());
   if (!status.choices().empty()) error["choices"] = status.choices();
-  return Dump(Json{{"error", std::move(error)}});
+  return JsonText(Json{{"error", std::move(error)}});
 }
 
 }  // namespace hotplane

@@ -5,12 +5,11 @@
 #include <vector>
 
 #include "base/format_text.h"
+#include "io/file_names.h"
 
 namespace hotplane {
 namespace {
 
-constexpr std::string_view kManifest = "manifest";
-constexpr size_t kGenerationDigits = 32;
 // Whoever keeps stores or models side by side has dozens of them, not thousands.
 constexpr size_t kFoldersLookedAt = 64;
 
@@ -20,13 +19,13 @@ bool Is(Env& env, const std::string& path, FileType type) {
 }
 
 bool IsGenerationName(std::string_view name) {
-  return name.size() == kGenerationDigits &&
+  return name.size() == kGenerationNameDigits &&
          name.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 bool IsLayerFileName(std::string_view name) {
-  return name.starts_with("layer-") &&
-         (name.ends_with(".base") || name.find(".delta-") != std::string_view::npos);
+  return name.starts_with(kLayerPrefix) &&
+         (name.ends_with(kBaseSuffix) || name.find(kDeltaMark) != std::string_view::npos);
 }
 
 std::vector<std::string> NamesIn(Env& env, const std::string& folder) {
@@ -36,16 +35,16 @@ std::vector<std::string> NamesIn(Env& env, const std::string& folder) {
 
 bool IsCheckpointFileName(std::string_view name) {
   return !name.starts_with('.') &&
-         (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
+         (name.ends_with(kSafetensorsSuffix) || name.ends_with(kShardIndexSuffix));
 }
 
 // A folder of the Hugging Face cache: snapshots/REVISION/ with a model's files.
 bool HoldsSnapshots(Env& env, const std::string& path) {
-  const std::string snapshots = JoinPath(path, "snapshots");
+  const std::string snapshots = JoinPath(path, kSnapshotsName);
   const std::vector<std::string> revisions = NamesIn(env, snapshots);
   for (size_t i = 0; i < std::min(revisions.size(), kFoldersLookedAt); ++i)
     for (const std::string& name : NamesIn(env, JoinPath(snapshots, revisions[i])))
-      if (IsCheckpointFileName(name) || name == "config.json") return true;
+      if (IsCheckpointFileName(name) || name == kConfigName) return true;
   return false;
 }
 
@@ -54,12 +53,13 @@ PathKind FolderKind(Env& env, const std::string& path) {
   bool layers = false;
   for (const std::string& name : names) {
     if (IsGenerationName(name) &&
-        Is(env, JoinPath(JoinPath(path, name), std::string(kManifest)), FileType::kRegular))
+        Is(env, JoinPath(JoinPath(path, name), kManifestName), FileType::kRegular))
       return PathKind::kStore;
     layers |= IsLayerFileName(name);
   }
   if (HoldsCheckpoint(env, path)) return PathKind::kCheckpoint;
-  if (layers && std::find(names.begin(), names.end(), kManifest) != names.end())
+  if (layers &&
+      std::find(names.begin(), names.end(), std::string_view(kManifestName)) != names.end())
     return PathKind::kGeneration;
   for (const std::string& key : NamesIn(env, JoinPath(path, "v2")))
     for (const std::string& rank : NamesIn(env, JoinPath(JoinPath(path, "v2"), key)))
@@ -76,7 +76,7 @@ PathKind PathKindOf(Env& env, const std::string& path) {
   if (stat->type == FileType::kDirectory) return FolderKind(env, path);
   const std::string_view name = std::string_view(path).substr(path.rfind('/') + 1);
   if (IsLayerFileName(name)) return PathKind::kLayerFile;
-  return name.ends_with(".safetensors") ? PathKind::kSafetensors : PathKind::kFile;
+  return name.ends_with(kSafetensorsSuffix) ? PathKind::kSafetensors : PathKind::kFile;
 }
 
 bool HoldsCheckpoint(Env& env, const std::string& folder) {

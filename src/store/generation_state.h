@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/bytes_text.h"
 #include "store/layer_reader.h"
 #include "store/store.h"
 
@@ -29,10 +30,6 @@ struct Generation::State {
   Result<std::unique_ptr<FileLock>> Lock(const std::string& name, LockWait wait,
                                          const std::string& what, const LockWaiting& waiting) const;
 };
-
-inline std::string_view AsText(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 // The writer behind Generation::CreateLayer.
 Result<std::unique_ptr<LayerFileWriter>> CreateLayerFile(Env& env, const LayerExpectation& target);

@@ -11,9 +11,9 @@
 namespace hotplane {
 namespace {
 
-constexpr std::string_view kStemPrefix = "layer-";
 constexpr std::string_view kRankPrefix = ".rank";
 constexpr std::string_view kSourceSuffix = "source";
+static_assert(kGenerationNameDigits == 2 * sizeof(Digest128));
 
 // Not std::random_device: a static libstdc++ takes arc4random for it, which came with glibc 2.36.
 uint32_t RandomNumber() {
@@ -39,7 +39,7 @@ std::optional<uint32_t> TakeNumber(std::string_view& name, std::string_view pref
 // "layer-0007" or "layer-0007.rank1" at the start of `name`, which is cut off. A rank that is
 // spelled otherwise is left in `name`.
 std::optional<LayerName> TakeStem(std::string_view& name) {
-  const std::optional<uint32_t> layer = TakeNumber(name, kStemPrefix, LayerStem);
+  const std::optional<uint32_t> layer = TakeNumber(name, kLayerPrefix, LayerStem);
   if (!layer) return std::nullopt;
   LayerName taken;
   taken.layer = *layer;
@@ -50,7 +50,7 @@ std::optional<LayerName> TakeStem(std::string_view& name) {
 
 }  // namespace
 
-std::string LayerStem(uint32_t layer) { return Text("{}{:04}", kStemPrefix, layer); }
+std::string LayerStem(uint32_t layer) { return Text("{}{:04}", kLayerPrefix, layer); }
 
 std::string ShardStem(uint32_t layer, std::optional<uint32_t> rank) {
   return rank ? Text("{}{}{}", LayerStem(layer), kRankPrefix, *rank) : LayerStem(layer);

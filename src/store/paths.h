@@ -8,10 +8,10 @@
 
 #include "format/checksum.h"
 #include "format/kinds.h"
+#include "io/file_names.h"
 
 namespace hotplane {
 
-inline constexpr char kManifestName[] = "manifest";
 // What gc renames the manifest of a generation to before it removes the rest: the mark that
 // somebody asked for that.
 inline constexpr char kDoomedManifestName[] = "manifest.doomed";

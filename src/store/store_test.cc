@@ -15,6 +15,7 @@
 #include "base/format_text.h"
 #include "base/log.h"
 #include "io/mem_env.h"
+#include "io/path_kind.h"
 #include "store/coverage.h"
 #include "store/paths.h"
 #include "store/store_samples.h"
@@ -643,6 +644,21 @@ TEST(StoreCoverage, ImportedAndRandomLayersHaveNoRecords) {
     ASSERT_TRUE(BuildSampleLayer(generation, 0, Encoding::kBase));
     EXPECT_TRUE(ProbeCoverage(generation).layers_without_record.empty());
   }
+}
+
+TEST(StoreNames, AStoreIsRecognisedByTheNamesThatAreWritten) {
+  MemEnv env;
+  const std::string generation = "/store/" + ToHex(Digest("of a store"));
+  ASSERT_TRUE(CreateDirectories(env, generation));
+  ASSERT_TRUE(PublishFile(env, JoinPath(generation, kManifestName), {}));
+  EXPECT_EQ(PathKindOf(env, "/store"), PathKind::kStore);
+  for (const std::optional<uint32_t> rank : {std::optional<uint32_t>(), std::optional<uint32_t>(1)})
+    for (const Encoding encoding : kEncodings) {
+      const std::string path = JoinPath(generation, LayerFileName(12, rank, encoding));
+      ASSERT_TRUE(PublishFile(env, path, {}));
+      EXPECT_EQ(PathKindOf(env, path), PathKind::kLayerFile) << path;
+    }
+  EXPECT_EQ(PathKindOf(env, generation), PathKind::kGeneration);
 }
 
 TEST(StoreNames, ParsingIsTheInverseOfMaking) {
