@@ -493,7 +493,8 @@ typedef enum hotplane_arithmetic {
   HOTPLANE_FAST = 1,  /* as int8 with one float32 scale per token and 32 of them */
   HOTPLANE_EXACT = 2, /* as float32 */
   HOTPLANE_FP8 = 3    /* rounded to e4m3 with one power of two per token and 128 of them, and then
-                         as EXACT: what a model gives that is served with FP8 activations */
+                         as EXACT: what a model gives that is served with FP8 activations and
+                         UE8M0 scales */
 } hotplane_arithmetic;
 
 /* One call of the operator on arrays of the host, straight from the planes; with e = ids[t,s]

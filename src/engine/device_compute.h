@@ -60,9 +60,9 @@ class DeviceCompute {
   virtual ~DeviceCompute() = default;
 
   // On arrays of the host: x is rounded to bfloat16, to FP8 too where the arithmetic is that; y
-  // comes from bfloat16. REQUIRES CheckMoeCall;
-  // the experts' planes and biases are device memory, their FP4 too but for those in `fp4`, which
-  // are copied. Calls take turns, and return when y is there. kData for quintals without codes.
+  // comes from bfloat16. REQUIRES CheckMoeCall; the experts' planes and biases are device memory,
+  // their FP4 too but for those in `fp4`, which are copied. Calls take turns, and return when y is
+  // there. kData for quintals without codes.
   virtual Result<void> Forward(const MoeCall& call, std::span<const HostFp4> fp4) = 0;
 
   // Makes the layer ready for Enqueue. A published one has parts, and its slots are told to the

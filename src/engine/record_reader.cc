@@ -44,9 +44,9 @@ std::string_view RecordKindName(RecordKind kind) {
 RecordShape RecordShape::Of(Encoding encoding, const LayerGeometry& g) {
   RecordShape shape;
   shape.encoding = encoding;
-  const auto add = [&](std::string_view role, size_t bytes) {
-    shape.parts[shape.part_count++] = {role, shape.bytes, bytes};
-    shape.bytes += bytes;
+  const auto add = [&](std::string_view role, size_t of_part) {
+    shape.parts[shape.part_count++] = {role, shape.bytes, of_part};
+    shape.bytes += of_part;
   };
   switch (encoding) {
     case Encoding::kBase:

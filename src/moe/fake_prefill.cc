@@ -5,6 +5,7 @@
 // In place of the one beside the kernels.
 #include "moe/cuda/prefill_mma_kernel.cu"
 #include "moe/cuda/prefill_sort_kernel.cu"
+#include "moe/on_host/fake_product.h"
 #include "moe/on_host/moe/cuda/ptx.h"
 
 namespace hotplane {
@@ -18,13 +19,6 @@ namespace {
 
 using namespace moe_cuda;
 
-MoeArgs ArgsOf(const FakeLaunch& launch) {
-  return *static_cast<const MoeArgs*>(launch.arguments[0]);
-}
-PrefillArgs PrefillOf(const FakeLaunch& launch) {
-  return *static_cast<const PrefillArgs*>(launch.arguments[1]);
-}
-
 template <void (*kKernel)(MoeArgs, PrefillArgs)>
 std::function<void()> OrderWork(const FakeLaunch& launch) {
   return [args = ArgsOf(launch), prefill = PrefillOf(launch), blocks = launch.blocks,
@@ -32,16 +26,6 @@ std::function<void()> OrderWork(const FakeLaunch& launch) {
     on_host::Launch({blocks, threads}, [&] { kKernel(args, prefill); });
   };
 }
-// Few blocks take all tiles: each has to count them first.
-template <void (*kKernel)(MoeArgs, PrefillArgs, uint32_t)>
-std::function<void()> ProductWork(const FakeLaunch& launch) {
-  const uint32_t gate_up = *static_cast<const uint32_t*>(launch.arguments[2]);
-  return [args = ArgsOf(launch), prefill = PrefillOf(launch), gate_up, threads = launch.threads,
-          shared_bytes = launch.shared_bytes] {
-    on_host::Launch({3, threads, memory, shared_bytes}, [&] { kKernel(args, prefill, gate_up); });
-  };
-}
-
 std::function<void()> RoundWork(const FakeLaunch& launch) {
   return [values = *static_cast<uint16_t* const*>(launch.arguments[0]),
           rows = *static_cast<const uint64_t*>(launch.arguments[1]),

@@ -4,6 +4,7 @@
 
 // In place of those beside the kernels.
 #include "moe/cuda/prefill_sm90_kernel.cu"
+#include "moe/on_host/fake_product.h"
 #include "moe/on_host/moe/cuda/ptx.h"
 #include "moe/on_host/moe/cuda/wgmma_sm90.h"
 
@@ -12,17 +13,6 @@ namespace {
 
 using namespace moe_cuda;
 static_assert(kPrefillSharedBytes <= kSharedOnHost);
-
-// Few blocks take all tiles: each has to count them first.
-template <void (*kKernel)(MoeArgs, PrefillArgs, uint32_t)>
-std::function<void()> ProductWork(const FakeLaunch& launch) {
-  return [args = *static_cast<const MoeArgs*>(launch.arguments[0]),
-          prefill = *static_cast<const PrefillArgs*>(launch.arguments[1]),
-          gate_up = *static_cast<const uint32_t*>(launch.arguments[2]), threads = launch.threads,
-          shared_bytes = launch.shared_bytes] {
-    on_host::Launch({3, threads, memory, shared_bytes}, [&] { kKernel(args, prefill, gate_up); });
-  };
-}
 
 constexpr FakeKernel kKernels[] = {
     {"hotplane_moe_prefill_base", ProductWork<hotplane_moe_prefill_base>},

@@ -1,6 +1,6 @@
-// Activations in FP8 as models with scales made on the fly have them: e4m3 numbers, with one power
-// of two for each token and 128 consecutive columns. They are kept as bfloat16, which has every
-// such product exactly. One source for kernel and host.
+// Activations in FP8 with scales made on the fly, powers of two (UE8M0): e4m3 numbers, one scale
+// for each token and 128 consecutive columns. They are kept as bfloat16, which has every such
+// product exactly. One source for kernel and host.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,16 @@ inline constexpr uint32_t kGroup = 128;  // columns; the last group of a row may
 // Scales are exponents of float32: 2^(scale - 127). With the least one all e4m3 numbers but zero
 // are still normal in bfloat16.
 inline constexpr uint32_t kLeastScale = 10;
-inline constexpr uint32_t kNoScale = 255;  // a group with infinity or NaN stays as it is
+// A group with infinity or NaN stays as it is, and so does one whose largest, in bits of bfloat16,
+// is beyond the last that does not round to infinity.
+inline constexpr uint32_t kNoScale = 255;
+inline constexpr uint32_t kLargest = 0x7F77;
 
 // The least scale whose 448-fold, the largest e4m3 number's, is at least the group's largest
 // magnitude. `largest`: its bits in bfloat16.
 HP_HOST_DEVICE uint32_t ScaleFor(uint32_t largest) {
+  if (largest > kLargest) return kNoScale;
   const uint32_t exponent = largest >> 7;
-  if (exponent == 255) return kNoScale;
   // 448 is (1 + 96/128) * 2^8.
   const uint32_t above = exponent + ((largest & 127) > 96 ? 1 : 0);
   return above < kLeastScale + 8 ? kLeastScale : above - 8;

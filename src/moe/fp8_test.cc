@@ -14,7 +14,7 @@ float PowerOf(uint32_t scale) { return std::ldexp(1.0f, static_cast<int>(scale) 
 
 // The largest e4m3 number is 448; the next smaller scale's 448-fold is too little.
 TEST(Fp8, ScalesAreTheLeastThatDo) {
-  for (uint32_t bits = 0; bits < 0x7F80; ++bits) {
+  for (uint32_t bits = 0; bits <= kLargest; ++bits) {
     const float largest = FromBf16(static_cast<uint16_t>(bits));
     const uint32_t scale = ScaleFor(bits);
     ASSERT_LE(largest, 448 * PowerOf(scale)) << bits;
@@ -23,8 +23,8 @@ TEST(Fp8, ScalesAreTheLeastThatDo) {
       ASSERT_GT(largest, 448 * PowerOf(scale - 1)) << bits;
     }
   }
-  EXPECT_EQ(ScaleFor(0x7F80), kNoScale);
-  EXPECT_EQ(ScaleFor(0x7FC0), kNoScale);
+  for (uint32_t bits = kLargest + 1; bits < 0x8000; ++bits)
+    EXPECT_EQ(ScaleFor(bits), kNoScale) << bits;
 }
 
 std::vector<double> Magnitudes() {
@@ -38,11 +38,11 @@ std::vector<double> Magnitudes() {
 TEST(Fp8, EveryNumberBecomesTheNearest) {
   const std::vector<double> magnitudes = Magnitudes();
   EXPECT_EQ(magnitudes.back(), 448);
-  for (const uint32_t scale : {kLeastScale, 11u, 100u, 127u, 200u, 246u}) {
+  for (const uint32_t scale : {kLeastScale, 11u, 100u, 127u, 200u, 246u, 247u}) {
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {
       const float value = FromBf16(static_cast<uint16_t>(bits));
       const double scaled = std::fabs(double{value}) / double{PowerOf(scale)};
-      if (!(scaled <= 448)) continue;
+      if (!(scaled <= 448) || (bits & 0x7FFF) > kLargest) continue;
       double nearest = 0;
       bool tie_is_even = false;
       for (size_t i = 0; i < magnitudes.size(); ++i) {
@@ -59,6 +59,7 @@ TEST(Fp8, EveryNumberBecomesTheNearest) {
         ASSERT_EQ(std::signbit(rounded), std::signbit(value)) << value;
       }
       // It is a bfloat16 number.
+      ASSERT_TRUE(std::isfinite(rounded)) << value;
       ASSERT_EQ(FromBf16(ToBf16(rounded)), rounded) << value;
     }
   }
@@ -80,10 +81,19 @@ TEST(Fp8, RowsAreRoundedGroupByGroup) {
   EXPECT_EQ(row[131], 3.25f);
 }
 
-TEST(Fp8, WhatIsNoNumberStays) {
+TEST(Fp8, WhatIsNoNumberOrTooLargeStays) {
   std::vector<float> row(256, 1.001f);
   row[7] = std::numeric_limits<float>::infinity();
   row[200] = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> large(128, 1.001f);
+  large[5] = FromBf16(kLargest + 1);
+  RoundRow(large.data(), large.size());
+  EXPECT_EQ(large[5], FromBf16(kLargest + 1));
+  EXPECT_EQ(large[0], 1.0f);
+  large[5] = FromBf16(kLargest);
+  RoundRow(large.data(), large.size());
+  EXPECT_EQ(large[5], 1.875f * 0x1p127f);
+  EXPECT_EQ(large[0], 0.0f);
   RoundRow(row.data(), row.size());
   EXPECT_TRUE(std::isinf(row[7]));
   EXPECT_TRUE(std::isnan(row[200]));

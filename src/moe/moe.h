@@ -16,7 +16,7 @@
 //           layer (x) and once per expert (act): an error of up to scale/2 = amax/254 per
 //           activation. Integer sums inside a block are exact.
 //   kFp8    activations become FP8 as fp8.h says, x and act; the rest is kExact's. What models give
-//           that are served with FP8 activations, at the speed of kExact.
+//           that are served with FP8 activations of such scales.
 // Overflow of float32 gives infinity, as in any float32 arithmetic.
 //
 // Results depend on the token, its experts and the arithmetic alone: they are the same to the bit

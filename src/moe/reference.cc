@@ -13,10 +13,9 @@
 //    activations become 16-bit integers, a step is 1/32512 of the block's largest, and none where
 //    that is below 2^-100 (weights are up to 6 times a scale); then as fast. act is rounded to
 //    bfloat16, y too: 2^-8 each.
-//  * With FP8 activations x and act are rounded here too, so what is rounded alike costs nothing;
-//  an
-//    act that is off by d may be rounded to another number, d and twice half a step away: 2^-4 of
-//    the magnitude, or 2^-10 of the scale, each.
+//  * With FP8 activations x and act are rounded here too, so what is rounded alike costs nothing.
+//    An act that is off by d, or by the rounding to bfloat16, may be rounded to another number: d
+//    and twice half a step away, half a step being 2^-4 of the magnitude or 2^-10 of the scale.
 //  * An error d of the input passes on as sum|w|*d. A bias is one more rounding.
 //  * act(g, u): silu and g*sigmoid(alpha*g) have slopes of at most 1.1, clamps of at most 1, so
 //    |d act| <= 1.1*dg*(|u| + du) + |silu(g)|*du, with u + 1 for u in swiglu of gpt-oss. Computing
@@ -165,6 +164,8 @@ class Expert {
   }
 
   // Activations as the arithmetic takes them: in FP8 or as they are.
+  // Where two of them are rounded apart, they were within an error of each other: less than a step
+  // of e4m3, and they are neighbours, a step apart; more, and it is the error and half a step each.
   std::vector<Value> Rounded(std::vector<Value> of) const {
     if (!fp8_) return of;
     for (size_t first = 0; first < of.size(); first += 128) {
@@ -172,9 +173,11 @@ class Expert {
       double largest = 0, largest_possible = 0;
       for (size_t i = first; i < end; ++i) {
         of[i].value = double{FromBf16(ToBf16(static_cast<float>(of[i].value)))};
+        if (of[i].error > 0) of[i].error += Bf16Error(std::fabs(of[i].value));
         largest = std::max(largest, std::fabs(of[i].value));
         largest_possible = std::max(largest_possible, std::fabs(of[i].value) + of[i].error);
       }
+      if (largest >= 0x1.Fp127) continue;  // would become infinite: stays as it is
       const double scale = Fp8Scale(largest), scale_possible = Fp8Scale(largest_possible);
       for (size_t i = first; i < end; ++i) {
         Value& v = of[i];

@@ -15,7 +15,7 @@ struct MoeReference {
 };
 
 // REQUIRES CheckMoeCall, and that the experts have what their precision needs. `arithmetic` of the
-// call decides the bound and nothing else.
+// call decides the bound, and whether activations are rounded to FP8; nothing else.
 // kBf16 and kBf16Fp8: x is to be bfloat16 already; y is the sum before it is rounded to bfloat16,
 // the bound that of the rounded one.
 MoeReference ReferenceMoe(const MoeCall& call);

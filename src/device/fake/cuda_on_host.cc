@@ -94,7 +94,7 @@ struct Running {
   Block* block = nullptr;
   void* scheduler = nullptr;
   void* scheduler_course = nullptr;
-  uint64_t steps = 0;  // that are more than looking whether others have gone on
+  uint64_t steps = 0;  // more than looking whether others have gone on
   std::mt19937 random;
   std::vector<std::unique_ptr<Block>> unused;
 };
@@ -266,6 +266,8 @@ uint32_t CountInBlock(bool predicate) {
 }
 
 void WaitForOtherBlocks() { Wait(State::kWaitsForOthers); }
+
+void TellOtherBlocks() { ++running.steps; }
 
 void Together(void* operands, WarpWork work) {
   Thread& thread = Current();

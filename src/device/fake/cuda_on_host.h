@@ -55,6 +55,8 @@ void WaitForBlock();
 uint32_t CountInBlock(bool predicate);
 // Returns when other blocks may have gone on: what is waited for must be looked at again.
 void WaitForOtherBlocks();
+// Tells that something was changed that other blocks may wait for.
+void TellOtherBlocks();
 // What the 32 lanes of a warp do together: each brings its operands, one does all the work.
 using WarpWork = void (*)(void* const (&lanes)[32]);
 void Together(void* operands, WarpWork work);

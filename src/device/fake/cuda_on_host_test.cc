@@ -58,6 +58,20 @@ TEST(CudaOnHost, BlocksThatWaitForEachOtherKeepTheirSharedMemory) {
   for (uint32_t i = 0; i < 7; ++i) EXPECT_EQ(of_block[i], 32 * i);
 }
 
+// One thread alone goes from wait to wait.
+TEST(CudaOnHost, BlocksThatTellEachOtherGoOn) {
+  uint32_t turn = 0;
+  on_host::Launch({2, 32}, [&] {
+    if (threadIdx.x != 0) return;
+    for (uint32_t i = 0; i < 10; ++i) {
+      while (turn % 2 != blockIdx.x) on_host::WaitForOtherBlocks();
+      ++turn;
+      on_host::TellOtherBlocks();
+    }
+  });
+  EXPECT_EQ(turn, 20u);
+}
+
 TEST(CudaOnHost, LanesExchange) {
   on_host::Launch({1, 64}, [] {
     const uint32_t lane = threadIdx.x % 32;

@@ -255,9 +255,11 @@ __device__ __forceinline__ void FetchActivations(const MoeArgs& args) {
   if (at < bytes) ptx::Prefetch(reinterpret_cast<const uint8_t*>(args.x) + at);
 }
 
+}  // namespace
+
 template <bool kFp8>
-__device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& decode,
-                                       uint8_t* memory) {
+__device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& decode) {
+  extern __shared__ __align__(16) uint8_t memory[];
   const uint32_t index = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Shared shared = Divide(memory, index);
   // A single token's activations are the same for all experts: they are staged while the first
@@ -294,20 +296,16 @@ __device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& de
   Combine(args);
 }
 
-}  // namespace
-
 extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
     hotplane_moe_decode(const __grid_constant__ MoeArgs args,
                         const __grid_constant__ DecodeArgs decode) {
-  extern __shared__ __align__(16) uint8_t memory[];
-  Decode<false>(args, decode, memory);
+  Decode<false>(args, decode);
 }
 // Activations of both products in FP8.
 extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
     hotplane_moe_decode_fp8(const __grid_constant__ MoeArgs args,
                             const __grid_constant__ DecodeArgs decode) {
-  extern __shared__ __align__(16) uint8_t memory[];
-  Decode<true>(args, decode, memory);
+  Decode<true>(args, decode);
 }
 
 // After a prefill.

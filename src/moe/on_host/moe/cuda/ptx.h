@@ -108,7 +108,10 @@ inline uint32_t LoadAcquire(const uint32_t* at) {
   on_host::WaitForOtherBlocks();
   return *at;
 }
-inline void AddRelease(uint32_t* at, uint32_t by) { *at += by; }
+inline void AddRelease(uint32_t* at, uint32_t by) {
+  *at += by;
+  on_host::TellOtherBlocks();
+}
 
 inline uint32_t MultiplyPair(uint32_t a, uint32_t b) {
   const auto half = [&](uint32_t shift) {
