@@ -1,12 +1,11 @@
 #include "base/worker_pool.h"
 
 #include <atomic>
-#include <exception>
-#include <new>
 #include <optional>
 #include <system_error>
 
 #include "base/log.h"
+#include "base/nothing_thrown.h"
 #include "base/topology.h"
 #include "base/trace.h"
 
@@ -21,21 +20,6 @@ struct WorkerPool::Job {
   size_t failed_index = 0;
   std::optional<Status> failure;
 };
-
-namespace {
-
-// An exception must not leave a worker thread, nor this frame while other workers use the job.
-Result<void> RunOne(const WorkerPool::Work& work, size_t index, size_t worker) {
-  try {
-    return work(index, worker);
-  } catch (const std::bad_alloc&) {
-    return Fail(Status::Capacity("out of memory"));
-  } catch (const std::exception& error) {
-    return Fail(Status::System("the system refused a resource").Found(error.what()));
-  }
-}
-
-}  // namespace
 
 WorkerPool::WorkerPool(size_t worker_count) {
   if (worker_count == 0) worker_count = UsableCpuCount();
@@ -63,7 +47,8 @@ void WorkerPool::Drain(Job& job, size_t worker) {
   while (!job.failed.load(std::memory_order_relaxed)) {
     const size_t index = job.next.fetch_add(1, std::memory_order_relaxed);
     if (index >= job.count) return;
-    Result<void> result = RunOne(*job.work, index, worker);
+    // Nor may an exception leave this frame while other workers use the job.
+    Result<void> result = NothingThrown([&] { return (*job.work)(index, worker); });
     if (result) continue;
     std::lock_guard lock(job.mutex);
     if (!job.failure || index < job.failed_index) {

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/nothing_thrown.h"
 #include "base/trace.h"
 #include "base/units.h"
 #include "store/locks.h"
@@ -213,10 +214,10 @@ void BuildQueue::OpenNext(Lock& lock) {
   ++active_count_;
   lock.unlock();
   std::unique_ptr<LayerBuild> build;
-  const Result<LayerBuilds::Opened> opened = [&]() -> Result<LayerBuilds::Opened> {
+  const Result<LayerBuilds::Opened> opened = NothingThrown([&]() -> Result<LayerBuilds::Opened> {
     if (options_.cancel != nullptr) HP_TRY(options_.cancel->Check());
     return builds_.Open(layer, &build);
-  }();
+  });
   const bool busy = opened && *opened == LayerBuilds::Opened::kBusy;
   if (busy && !tried_before)
     Log(LogLevel::kInfo, "another process is building layer {}: it comes later, or is reused",
@@ -267,10 +268,10 @@ void BuildQueue::RunClaim(Lock& lock, const Claim& claim) {
   staging_bytes_ += job.step_bytes;
   peak_staging_bytes_ = std::max(peak_staging_bytes_, staging_bytes_);
   lock.unlock();
-  const Result<void> result = [&]() -> Result<void> {
+  const Result<void> result = NothingThrown([&]() -> Result<void> {
     if (options_.cancel != nullptr) HP_TRY(options_.cancel->Check());
     return job.build->RunStep(claim.step);
-  }();
+  });
   lock.lock();
   staging_bytes_ -= job.step_bytes;
   --active_count_;
@@ -285,7 +286,7 @@ void BuildQueue::RunClaim(Lock& lock, const Claim& claim) {
 void BuildQueue::PublishJob(Lock& lock, const std::shared_ptr<Job>& job) {
   ++active_count_;
   lock.unlock();
-  const Result<void> published = job->build->Publish();
+  const Result<void> published = NothingThrown([&] { return job->build->Publish(); });
   if (published) job->build.reset();
   lock.lock();
   --active_count_;

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <set>
 #include <string>
@@ -25,7 +26,12 @@ struct FakeLayer {
   std::optional<size_t> failing_step = {};  // == step_count: Publish fails
   size_t busy_count = 0;                    // opens that find another process at work
   bool published_elsewhere = false;
+  std::optional<size_t> throwing_step = {};  // SIZE_MAX: Open throws; == step_count: Publish
 };
+
+void ThrowAt(const FakeLayer& fake, size_t step) {
+  if (fake.throwing_step == step) throw std::bad_alloc();
+}
 
 // Layers whose building is counted and watched.
 class FakeBuilds final : public LayerBuilds {
@@ -41,6 +47,7 @@ class FakeBuilds final : public LayerBuilds {
       return Opened::kBusy;
     }
     if (fake.published_elsewhere) return Opened::kDone;
+    ThrowAt(fake, SIZE_MAX);
     if (!open_.insert(layer).second) wrong_ = Text("layer {} was opened twice at once", layer);
     *build = std::make_unique<Build>(*this, layer, fake);
     return Opened::kBuild;
@@ -99,6 +106,7 @@ class FakeBuilds final : public LayerBuilds {
         ran_[step] = true;
       }
       owner_.bytes_ -= fake_.step_bytes;
+      ThrowAt(fake_, step);
       if (fake_.failing_step == step) return Fail(Status::Data(Text("bad layer {}", layer_)));
       return {};
     }
@@ -106,6 +114,7 @@ class FakeBuilds final : public LayerBuilds {
       std::lock_guard lock(owner_.mutex_);
       if (std::find(ran_.begin(), ran_.end(), false) != ran_.end())
         owner_.wrong_ = Text("layer {} was published before its steps ran", layer_);
+      ThrowAt(fake_, fake_.step_count);
       if (fake_.failing_step == fake_.step_count)
         return Fail(Status::System(Text("no room for layer {}", layer_)));
       ++owner_.published_[layer_];
@@ -229,6 +238,22 @@ TEST(BuildQueue, AFailureCancelsTheRestNamesItAndLeavesTheQueueUsable) {
   EXPECT_TRUE(queue.Finish().has_value());
   for (const auto& [layer, count] : builds.published()) EXPECT_EQ(count, 1) << layer;
   EXPECT_EQ(builds.published().size(), 6u);
+}
+
+// Nothing above a worker's thread would catch it: the process would end, and leave temporaries.
+TEST(BuildQueue, MemoryThatIsNotThereFailsTheLayerAndEndsNoProcess) {
+  for (const size_t step : {SIZE_MAX, size_t{0}, size_t{2}, size_t{3}}) {
+    FakeBuilds builds({{1, {.step_count = 3, .throwing_step = step}}});
+    BuildQueue queue(builds, {.batch_size = 2, .worker_count = 3});
+    EXPECT_TRUE(queue.Enqueue(0));
+    EXPECT_TRUE(queue.Enqueue(1));
+    const Result<void> waited = queue.Wait(1);
+    ASSERT_FALSE(waited.has_value()) << step;
+    EXPECT_EQ(waited.error().exit_code(), 4) << waited.error().ToString();
+    EXPECT_NE(waited.error().ToString().find("out of memory"), std::string::npos);
+    EXPECT_FALSE(queue.Finish().has_value());
+    EXPECT_EQ(builds.wrong(), "");
+  }
 }
 
 TEST(BuildQueue, NamesEveryLayerThatFailed) {

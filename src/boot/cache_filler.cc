@@ -50,7 +50,7 @@ void CacheFiller::Loop(size_t thread) {
     const size_t place = next_++;
     if (place >= state_.fill_units.size()) return;
     const size_t unit = state_.fill_units[place];
-    Result<void> filled = Executor::State::NothingThrown([&] { return Fill(place); });
+    Result<void> filled = NothingThrown([&] { return Fill(place); });
     if (filled) {
       state_.Landed(unit);
     } else {

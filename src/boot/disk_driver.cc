@@ -97,7 +97,7 @@ void DiskDriver::Ended(size_t unit_index) {
 
 void DiskDriver::Run() {
   NameTraceThread("disk", 0);
-  Result<void> ran = Executor::State::NothingThrown([this] {
+  Result<void> ran = NothingThrown([this] {
     Drive();
     return Result<void>();
   });

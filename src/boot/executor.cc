@@ -377,17 +377,6 @@ Result<void> Executor::State::Account(const Unit& unit) {
   return {};
 }
 
-// An exception must end the run for all that wait, not only the thread it came to.
-Result<void> Executor::State::NothingThrown(const std::function<Result<void>()>& work) {
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    return hotplane::Fail(Status::Capacity("out of memory"));
-  } catch (const std::exception& error) {
-    return hotplane::Fail(Status::System("the system refused a resource").Found(error.what()));
-  }
-}
-
 void Executor::State::RunUnit(size_t unit_index) {
   Result<void> result = NothingThrown([&] { return WorkOn(unit_index); });
   if (!result) {

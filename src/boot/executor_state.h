@@ -9,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/nothing_thrown.h"
 #include "boot/executor.h"
 #include "io/whole_reader.h"
 
@@ -92,7 +93,6 @@ struct Executor::State {
   void Landed(size_t unit);
   // Until few enough filled units wait for a worker; false: the run has failed.
   bool WaitForRoomToFill();
-  static Result<void> NothingThrown(const std::function<Result<void>()>& work);
   bool Failed();
   // Blocks until there is something to do; none: the run is over.
   std::optional<Job> NextJob(size_t worker);

@@ -40,7 +40,7 @@ void ExtentFinisher::Loop() {
       landed_.pop_front();
     }
     if (state_.Failed()) continue;
-    if (Result<void> settled = Settle(extent); !settled)
+    if (Result<void> settled = NothingThrown([&] { return Settle(extent); }); !settled)
       state_.Fail(state_.first_unit_of[extent], std::move(settled).error());
   }
 }

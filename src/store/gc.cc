@@ -119,6 +119,14 @@ class Collector {
   // that nobody opens and the next gc removes. Files that are not ours are left, and the directory
   // with them.
   Result<void> RemoveGeneration(const std::string& generation) {
+    // What a link leads to is not this generation's.
+    HP_ASSIGN(const FileStat locks, env_.StatLink(JoinPath(generation, kLocksName)));
+    if (locks.type == FileType::kOther) {
+      Log(LogLevel::kWarning, "{} is no folder: the generation is kept",
+          JoinPath(generation, kLocksName));
+      report_.kept_in_use.push_back(generation);
+      return {};
+    }
     std::vector<Attempt> held;
     HP_ASSIGN(const bool free, LockWhole(generation, held));
     if (!free) {
@@ -205,6 +213,14 @@ class Collector {
   GcReport report_;
 };
 
+Status IsALink(const std::string& path) {
+  return Status::Usage("gc removes nothing through a link")
+      .File(path)
+      .Expected("a folder of this store")
+      .Found("a link to one that may be another store's")
+      .Advice("remove the link itself, or run gc on the store that the folder is in");
+}
+
 }  // namespace
 
 Result<GcReport> Store::CollectGarbage(Env& env, const std::string& directory,
@@ -223,10 +239,18 @@ Result<GcReport> Store::CollectGarbage(Env& env, const std::string& directory,
   std::vector<std::string> matches;
   for (const std::string& name : names) {
     if (!ParseGenerationName(name)) continue;
-    HP_ASSIGN(const FileStat entry, env.Stat(JoinPath(directory, name)));
+    const std::string path = JoinPath(directory, name);
+    HP_ASSIGN(const FileStat entry, env.Stat(path));
     if (entry.type != FileType::kDirectory) continue;
+    const bool chosen = !generation_prefix.empty() && name.starts_with(generation_prefix);
+    HP_ASSIGN(const FileStat link, env.StatLink(path));
+    if (link.type != FileType::kDirectory) {
+      if (chosen) return Fail(IsALink(path));
+      Log(LogLevel::kWarning, "{} is a link: what it leads to is left alone", path);
+      continue;
+    }
     generations.push_back(name);
-    if (!generation_prefix.empty() && name.starts_with(generation_prefix)) matches.push_back(name);
+    if (chosen) matches.push_back(name);
   }
   if (!generation_prefix.empty() && matches.size() != 1) {
     std::string there;

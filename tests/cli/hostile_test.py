@@ -206,6 +206,34 @@ class Places(Hostile):
             self.assertEqual(os.path.exists(self.layer("manifest")), bool(dry))
         self.assertEqual(sorted(os.listdir(self.generation)), ["locks"])
 
+    def test_gc_removes_nothing_through_a_link(self):
+        other = os.path.join(self.root, "other")
+        os.mkdir(other)
+        before = self.snapshot()
+        for name in (os.path.basename(self.generation), "4" * 32):
+            link = os.path.join(other, name)
+            os.symlink(self.generation, link)
+            for dry in (["--dry-run"], []):
+                done = command.run("gc", other, "--generation", name[:6], *dry)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                for words in (link, "a link to one that may be another store's", "to fix"):
+                    self.assertIn(words, done.stderr)
+                done = command.must("gc", other, "--json", *dry)
+                self.assertEqual(json.loads(done.stdout)["removed"], [])
+                self.assertIn(f"{link} is a link", done.stderr)
+            os.remove(link)
+        self.assertEqual(self.snapshot(), before)
+        # Nor through the folder of locks.
+        copy = os.path.join(other, os.path.basename(self.generation))
+        shutil.copytree(self.generation, copy)
+        shutil.rmtree(os.path.join(copy, "locks"))
+        os.symlink(os.path.join(self.generation, "locks"), os.path.join(copy, "locks"))
+        done = command.must("gc", other, "--generation", os.path.basename(copy), "--json")
+        self.assertEqual(json.loads(done.stdout)["kept_in_use"], [copy])
+        self.assertIn("locks is no folder", done.stderr)
+        self.assertEqual(self.snapshot(), before)
+        self.assertTrue(os.path.exists(os.path.join(copy, "manifest")))
+
     def test_a_link_to_itself_is_one_finding_and_no_end(self):
         link = self.layer("layer-0000.base")
         os.remove(link)
