@@ -8,8 +8,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <span>
+#include <system_error>
 
 #include "base/format_text.h"
 #include "base/log.h"
@@ -17,6 +19,8 @@
 #include "engine/report_json.h"
 #include "io/env.h"
 #include "io/output_place.h"
+#include "io/path_kind.h"
+#include "store/paths.h"
 
 namespace hotplane::cli {
 namespace {
@@ -182,7 +186,26 @@ void ReserveStandardDescriptors() {
   }
 }
 
+namespace {
+
+// A lock file that is replaced locks nothing any more, a file named as a layer's is taken for it.
+Result<void> CheckOutsideGenerations(const std::string& path) {
+  std::error_code error;
+  const std::string whole = std::filesystem::weakly_canonical(path, error).string();
+  if (error) return {};
+  std::string folder = ParentPath(whole);
+  if (folder.ends_with(Text("/{}", kLocksName))) folder = ParentPath(folder);
+  if (PathKindOf(PosixEnv(), folder) != PathKind::kGeneration) return {};
+  return Fail(Status::Usage("the file to write lies among the files of a store")
+                  .File(path)
+                  .Expected(Text("a place outside {}", folder))
+                  .Advice("name another place"));
+}
+
+}  // namespace
+
 Result<void> CheckOutput(const std::string& path, std::string_view begin) {
+  HP_TRY(CheckOutsideGenerations(path));
   HP_TRY(CheckOutputFile(PosixEnv(), path));
   HP_ASSIGN(const FileStat stat, PosixEnv().Stat(path));
   if (stat.type == FileType::kInvalid || (stat.type == FileType::kRegular && stat.bytes == 0))

@@ -206,6 +206,24 @@ class Places(Hostile):
             self.assertEqual(os.path.exists(self.layer("manifest")), bool(dry))
         self.assertEqual(sorted(os.listdir(self.generation)), ["locks"])
 
+    def test_nothing_is_written_among_the_files_of_a_store(self):
+        run = os.path.join(self.root, "run.json")
+        with open(run, "w", encoding="utf-8") as file:
+            file.write(command.must("boot", self.store, "--json").stdout)
+        os.symlink(self.generation, os.path.join(self.root, "link"))
+        before = self.snapshot()
+        for folder in (self.generation, os.path.join(self.root, "link")):
+            for name in ("locks/users", "locks/new", "layer-0009.base", "trace.json"):
+                place = os.path.join(folder, name)
+                for arguments in (("boot", self.store, "--trace", place),
+                                  ("report", run, "-o", place)):
+                    done = command.run(*arguments)
+                    self.assertEqual(done.returncode, 2, done.stderr)
+                    self.assertIn("lies among the files of a store", done.stderr)
+                    self.assertIn(place, done.stderr)
+        self.assertEqual(self.snapshot(), before)
+        self.assertFalse(os.path.exists(self.layer("locks/new")))
+
     def test_gc_removes_nothing_through_a_link(self):
         other = os.path.join(self.root, "other")
         os.mkdir(other)
