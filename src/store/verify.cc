@@ -54,6 +54,7 @@ class Verifier {
       const std::optional<LayerName> parsed = ParseLayerName(name);
       if (!parsed) continue;
       ++report_.files_checked;
+      if (!CheckName(*parsed)) continue;
       HP_TRY(parsed->encoding == Encoding::kInvalid ? CheckSourceRecord(*parsed)
                                                     : CheckLayerFile(*parsed));
     }
@@ -117,6 +118,22 @@ class Verifier {
   }
 
   // A name that no file of this generation has, though one of another could.
+  bool CheckName(const LayerName& name) {
+    const size_t layers = generation_.manifest().layers.size();
+    if (name.layer >= layers) {
+      const std::string path = PathOf(name.encoding == Encoding::kInvalid
+                                          ? SourceRecordName(name.layer)
+                                          : LayerFileName(name.layer, name.rank, name.encoding));
+      Report(path, name, std::nullopt,
+             Status::Data("no layer of this generation has a file of this name")
+                 .File(path)
+                 .Expected(Text("layers 0 to {}", layers - 1))
+                 .Found(Text("layer {}", name.layer)));
+      return false;
+    }
+    return name.encoding == Encoding::kInvalid || CheckRank(name);
+  }
+
   bool CheckRank(const LayerName& name) {
     const uint32_t world = generation_.world();
     if (world > 1 ? name.rank.has_value() && *name.rank < world : !name.rank) return true;
@@ -152,7 +169,6 @@ class Verifier {
   }
 
   Result<void> CheckLayerFile(const LayerName& name) {
-    if (!CheckRank(name)) return {};
     const Generation ranked = generation_.ForRank(name.rank.value_or(0));
     const Result<LayerFile> file = ranked.OpenLayer(name.layer, name.encoding);
     if (!file) {

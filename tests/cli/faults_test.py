@@ -4,6 +4,7 @@ lost.
 The cases are those of the table in docs/faults.md.
 """
 
+import json
 import os
 import re
 import shutil
@@ -266,6 +267,21 @@ class BadStore(unittest.TestCase):
             self.assertIn(name, done.stderr)
             command.must("boot", self.store, "--generation", name[:8])
         self.assertEqual(command.run("boot", self.store, "--generation", "x").returncode, 2)
+
+    def test_verify_names_a_file_of_a_layer_that_the_model_does_not_have(self):
+        [generation] = os.listdir(self.store)
+        folder = os.path.join(self.store, generation)
+        for of, name in (("layer-0000.base", "layer-0009.base"),
+                         ("layer-0000.source", "layer-0009.source")):
+            stray = os.path.join(folder, name)
+            shutil.copy(os.path.join(folder, of), stray)
+            done = command.run("verify", self.store, "--json")
+            self.assertEqual(done.returncode, 3, done.stderr)
+            [finding] = json.loads(done.stdout)["findings"]
+            self.assertEqual(finding["file"], stray)
+            self.assertNotIn("manifest", done.stderr)
+            os.remove(stray)
+        command.must("verify", self.store)
 
     def test_verify_chooses_the_generation_of_its_source(self):
         other = command.write_checkpoint(os.path.join(self.root, "other"), command.bf16_tensors())
