@@ -19,8 +19,8 @@ Result<std::string> FindPairedGeneration(const Store& store, std::string_view pr
                  return entry.identity && entry.identity->source_fingerprint == fingerprint;
                });
   if (mine.empty()) return std::string(prefix);
-  HP_ASSIGN(const Digest128 id, ChooseGeneration(mine, store.directory()));
-  return ToHex(id);
+  HP_ASSIGN(const GenerationChoice choice, ChooseGeneration(mine, store.directory()));
+  return ToHex(choice.id);
 }
 
 Result<Generation> OpenPairedGeneration(const Store& store, std::string_view prefix,

@@ -56,40 +56,49 @@ std::vector<Store::Entry> Fitting(const std::vector<Store::Entry>& candidates,
   return keep([meant](uint32_t world) { return world == meant; });
 }
 
-// Those with layers, or all where none has one.
+// Without those that never held a layer; all, where there is no other.
 std::vector<Store::Entry> Holding(const std::vector<Store::Entry>& candidates) {
   std::vector<Store::Entry> holding;
-  std::ranges::copy_if(candidates, std::back_inserter(holding), [](const Store::Entry& entry) {
-    return entry.holds_layers || !entry.identity;
-  });
+  std::ranges::copy_if(candidates, std::back_inserter(holding),
+                       [](const Store::Entry& entry) { return !entry.never_held_layers(); });
   return holding.empty() ? candidates : holding;
 }
 
-constexpr char kOthersEmpty[] = "no other one has a layer";
-
-Digest128 Taken(const Store::Entry& entry, const std::vector<Store::Entry>& candidates,
-                const char* reason) {
-  if (candidates.size() > 1)
-    Log(LogLevel::kInfo, "of {} generations {} is used: {}", candidates.size(),
-        Store::ListText({entry}), reason);
-  return entry.id;
+// Of `among` all others than `kept`.
+std::vector<Store::Entry> Without(const std::vector<Store::Entry>& among,
+                                  const std::vector<Store::Entry>& kept) {
+  std::vector<Store::Entry> others;
+  std::ranges::copy_if(among, std::back_inserter(others), [&kept](const Store::Entry& entry) {
+    return std::ranges::none_of(kept, [&](const Store::Entry& of) { return of.id == entry.id; });
+  });
+  return others;
 }
 
-// What cannot be read may be complete, too.
-Result<Digest128> TakeFullest(const std::vector<Store::Entry>& fitting,
-                              const std::vector<Store::Entry>& candidates,
-                              const std::string& directory) {
-  const std::vector<Store::Entry> holding = Holding(fitting);
-  if (holding.size() == 1) return Taken(holding.front(), candidates, kOthersEmpty);
-  const auto complete = [](const Store::Entry& entry) {
-    return entry.complete() || !entry.identity;
-  };
-  const auto first = std::ranges::find_if(holding, complete);
-  if (std::ranges::count_if(holding, complete) == 1 && first->identity)
-    return Taken(*first, candidates, "no other one has all its layers");
-  return Fail(
-      Store::Ambiguous(Text("the store holds {} generations that could be meant", holding.size()),
-                       holding, directory));
+// Of `fitting` the only one that may have held layers. `empty` were passed over before.
+Result<GenerationChoice> TakeOnly(const std::vector<Store::Entry>& fitting,
+                                  std::vector<Store::Entry> empty,
+                                  const std::vector<Store::Entry>& candidates,
+                                  const std::string& directory) {
+  const std::vector<Store::Entry> holding = fitting.size() > 1 ? Holding(fitting) : fitting;
+  if (holding.size() > 1)
+    return Fail(
+        Store::Ambiguous(Text("the store holds {} generations that could be meant", holding.size()),
+                         holding, directory));
+  GenerationChoice choice{.id = holding.front().id, .warnings = {}};
+  std::ranges::copy(Without(fitting, holding), std::back_inserter(empty));
+  if (empty.empty()) {
+    if (candidates.size() > 1)
+      Log(LogLevel::kInfo, "of {} generations {} is used: it fits", candidates.size(),
+          ToHex(choice.id));
+    return choice;
+  }
+  for (const Store::Entry& entry : empty) {
+    choice.warnings.push_back(Text("of {} generations {} is used: {} ({}) holds no layer file",
+                                   candidates.size(), ToHex(choice.id), ToHex(entry.id),
+                                   entry.model));
+    Log(LogLevel::kWarning, "{}", choice.warnings.back());
+  }
+  return choice;
 }
 
 std::string StoreText(uint32_t world) {
@@ -157,17 +166,16 @@ Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
           .Found(request.launched.empty() ? "neither" : LaunchedText(request.launched)));
 }
 
-Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,
-                                   const ShardRequest& request, const std::string& directory) {
+Result<GenerationChoice> ChooseGeneration(const std::vector<Store::Entry>& candidates,
+                                          const ShardRequest& request,
+                                          const std::string& directory) {
   HP_CHECK(!candidates.empty());
   // Who names ranks, or builds what is missing, may mean one that is still empty.
   const bool any = request.builds || request.rank || request.world ||
                    LaunchedWorld(candidates, request).has_value();
   const std::vector<Store::Entry> meant = any ? candidates : Holding(candidates);
-  if (meant.size() == 1) return Taken(meant.front(), candidates, kOthersEmpty);
-  const std::vector<Store::Entry> fitting = Fitting(meant, request);
-  if (fitting.size() == 1) return Taken(fitting.front(), candidates, "it fits");
-  if (!fitting.empty()) return TakeFullest(fitting, candidates, directory);
+  const std::vector<Store::Entry> fitting = meant.size() > 1 ? Fitting(meant, request) : meant;
+  if (!fitting.empty()) return TakeOnly(fitting, Without(candidates, meant), candidates, directory);
   return Fail(Store::Ambiguous(Text("none of the store's {} generations fits", meant.size()), meant,
                                directory)
                   .Expected(request.rank || request.world
@@ -176,31 +184,37 @@ Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,
                   .Advice("choose one with --generation PREFIX, and its rank with --rank"));
 }
 
-Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,
-                                   const std::string& directory) {
+Result<GenerationChoice> ChooseGeneration(const std::vector<Store::Entry>& candidates,
+                                          const std::string& directory) {
   HP_CHECK(!candidates.empty());
-  return TakeFullest(candidates, candidates, directory);
+  return TakeOnly(candidates, {}, candidates, directory);
 }
 
-Result<Generation> OpenMeant(const Store& store, std::string_view prefix,
-                             const Store::OpenOptions& options) {
+Result<MeantGeneration> OpenMeant(const Store& store, std::string_view prefix,
+                                  const Store::OpenOptions& options) {
   HP_ASSIGN(const std::vector<Store::Entry> candidates, store.FindGenerations(prefix));
-  if (candidates.empty()) return store.OpenGeneration(prefix, options);
-  HP_ASSIGN(const Digest128 id, ChooseGeneration(candidates, store.directory()));
-  return store.OpenGeneration(ToHex(id), options);
-}
-
-Result<Generation> OpenShard(const Store& store, std::string_view prefix,
-                             const Store::OpenOptions& options, const ShardRequest& request) {
-  HP_ASSIGN(const std::vector<Store::Entry> candidates, store.FindGenerations(prefix));
-  std::string chosen(prefix);
+  GenerationChoice choice;
+  std::string name(prefix);
   if (!candidates.empty()) {
-    HP_ASSIGN(const Digest128 id, ChooseGeneration(candidates, request, store.directory()));
-    chosen = ToHex(id);
+    HP_ASSIGN(choice, ChooseGeneration(candidates, store.directory()));
+    name = ToHex(choice.id);
   }
-  HP_ASSIGN(const Generation generation, store.OpenGeneration(chosen, options));
+  HP_ASSIGN(Generation generation, store.OpenGeneration(name, options));
+  return MeantGeneration{std::move(generation), std::move(choice.warnings)};
+}
+
+Result<MeantGeneration> OpenShard(const Store& store, std::string_view prefix,
+                                  const Store::OpenOptions& options, const ShardRequest& request) {
+  HP_ASSIGN(const std::vector<Store::Entry> candidates, store.FindGenerations(prefix));
+  GenerationChoice choice;
+  std::string name(prefix);
+  if (!candidates.empty()) {
+    HP_ASSIGN(choice, ChooseGeneration(candidates, request, store.directory()));
+    name = ToHex(choice.id);
+  }
+  HP_ASSIGN(const Generation generation, store.OpenGeneration(name, options));
   HP_ASSIGN(const uint32_t rank, ChooseRank(request, generation.world(), generation.directory()));
-  return generation.ForRank(rank);
+  return MeantGeneration{generation.ForRank(rank), std::move(choice.warnings)};
 }
 
 }  // namespace hotplane

@@ -32,27 +32,39 @@ Status OtherWorld(uint32_t world, uint32_t wanted, const std::string& told_by,
 Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
                             const std::string& directory);
 
-// The one of `candidates` that is meant. Those without any layer, which a build that was cut short
-// left, are so only where ranks are named or what is missing will be built, or none has a layer. Of
-// the others the one that fits: with a rank or world asked for those that have it, sharded
-// ones before unsharded; else those of the launcher's world; else the unsharded ones. One whose
-// manifest cannot be read may be meant. Of several that fit the only one with
-// layers, or the only one whose layers are all there. A
-// single candidate needs not fit: ChooseRank says why it does not. One line in the log says which
-// of several was taken. kUsage with the list when it is not exactly one. REQUIRES candidates.
-Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,
-                                   const ShardRequest& request, const std::string& directory);
+struct GenerationChoice {
+  Digest128 id{};
+  std::vector<std::string> warnings;  // of those that were passed over; logged, too
+};
+
+// The one of `candidates` that is meant:
+// * Those that never held a layer are passed over, with a warning, where another one did. With a
+//   rank or world asked for, or where what is missing will be built, only of those that fit.
+// * Of several the one that fits: with a rank or world asked for one that has it, sharded ones
+//   before unsharded; else of the launcher's world; else an unsharded one. One whose manifest
+//   cannot be read fits. One that has lost files, or is damaged, may be meant like any other.
+// kUsage with the list when that leaves not exactly one. A single candidate needs not fit:
+// ChooseRank says why it does not. A line in the log says which of several was taken.
+// REQUIRES candidates.
+Result<GenerationChoice> ChooseGeneration(const std::vector<Store::Entry>& candidates,
+                                          const ShardRequest& request,
+                                          const std::string& directory);
 
 // The same where all ranks are meant: whatever their number.
-Result<Digest128> ChooseGeneration(const std::vector<Store::Entry>& candidates,
-                                   const std::string& directory);
+Result<GenerationChoice> ChooseGeneration(const std::vector<Store::Entry>& candidates,
+                                          const std::string& directory);
+
+struct MeantGeneration {
+  Generation generation;
+  std::vector<std::string> warnings;  // of the choice
+};
 
 // Opens the generation whose name begins with `prefix` and that is meant, for all ranks.
-Result<Generation> OpenMeant(const Store& store, std::string_view prefix,
-                             const Store::OpenOptions& options);
+Result<MeantGeneration> OpenMeant(const Store& store, std::string_view prefix,
+                                  const Store::OpenOptions& options);
 
 // Both: opens the generation whose name begins with `prefix` and that fits, seen by the rank.
-Result<Generation> OpenShard(const Store& store, std::string_view prefix,
-                             const Store::OpenOptions& options, const ShardRequest& request);
+Result<MeantGeneration> OpenShard(const Store& store, std::string_view prefix,
+                                  const Store::OpenOptions& options, const ShardRequest& request);
 
 }  // namespace hotplane

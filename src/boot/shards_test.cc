@@ -358,6 +358,7 @@ TEST(ShardChoice, OfSeveralGenerationsTheOneThatFits) {
     Identity identity;
     identity.shard_world = world;
     Store::Entry of{Digest(name), identity};
+    of.layer_count = 4;
     of.holds_layers = true;
     return of;
   };
@@ -392,10 +393,11 @@ TEST(ShardChoice, OfSeveralGenerationsTheOneThatFits) {
   };
   for (size_t i = 0; i < std::size(cases); ++i) {
     SCOPED_TRACE(i);
-    const Result<Digest128> chosen = ChooseGeneration(cases[i].there, cases[i].request, "/store");
+    const auto chosen = ChooseGeneration(cases[i].there, cases[i].request, "/store");
     ASSERT_EQ(chosen.has_value(), cases[i].chosen != nullptr);
     if (chosen) {
-      EXPECT_EQ(*chosen, cases[i].chosen->id);
+      EXPECT_EQ(chosen->id, cases[i].chosen->id);
+      EXPECT_TRUE(chosen->warnings.empty());
     } else {
       EXPECT_EQ(chosen.error().exit_code(), 2);
       EXPECT_NE(chosen.error().found().find(ToHex(cases[i].there.back().id)), std::string::npos);
@@ -403,7 +405,7 @@ TEST(ShardChoice, OfSeveralGenerationsTheOneThatFits) {
   }
 }
 
-TEST(ShardChoice, AGenerationWithoutLayersIsPassedOver) {
+TEST(ShardChoice, OnlyAGenerationThatNeverHeldALayerIsPassedOver) {
   const auto entry = [](std::string_view name, uint32_t world, uint32_t layers) {
     Identity identity;
     identity.shard_world = world;
@@ -417,6 +419,9 @@ TEST(ShardChoice, AGenerationWithoutLayersIsPassedOver) {
   const Store::Entry empty = entry("empty", 1, 0), other = entry("other", 1, 4);
   const Store::Entry none = entry("none", 1, 0), two = entry("two", 2, 4);
   const Store::Entry empty_two = entry("empty two", 2, 0);
+  Store::Entry emptied = entry("emptied", 1, 0), begun = entry("begun", 1, 0);
+  emptied.layers_with_record = 4;
+  begun.layers_with_record = 3;
   const Store::Entry unreadable = {Digest("unreadable"), std::nullopt};
   const LaunchedRank of_two = {1, 2, "RANK=1, WORLD_SIZE=2 (torchrun)"};
   const ShardRequest builds = {.rank = {}, .world = {}, .builds = true};
@@ -424,35 +429,47 @@ TEST(ShardChoice, AGenerationWithoutLayersIsPassedOver) {
     std::vector<Store::Entry> there;
     ShardRequest request;
     const Store::Entry* chosen;  // null: refused
+    size_t passed_over = 0;      // with a warning
   };
   const Case cases[] = {
-      {{full, empty}, {}, &full},
-      {{empty, part}, {}, &part},
-      {{part, full}, {}, &full},
-      {{part, full, empty}, {}, &full},
+      {{full, empty}, {}, &full, 1},
+      {{empty, part}, {}, &part, 1},
+      {{full, begun}, {}, &full, 1},
+      {{full, emptied}, {}, nullptr},
+      {{part, full}, {}, nullptr},
+      {{part, full, empty}, {}, nullptr},
+      {{none, full, empty}, {}, &full, 2},
       {{full, other}, {}, nullptr},
       {{full, other, part}, {}, nullptr},
       {{empty, none}, {}, nullptr},
       {{full, part, unreadable}, {}, nullptr},
-      {{empty, unreadable}, {}, &unreadable},
-      {{empty, two}, {}, &two},
+      {{empty, unreadable}, {}, &unreadable, 1},
+      {{empty, two}, {}, &two, 1},
       {{empty, two}, builds, &empty},
+      {{part, full}, builds, nullptr},
+      {{part, empty}, builds, &part, 1},
       {{full, empty_two}, {0, {}}, &empty_two},
       {{full, empty_two}, {{}, {}, {of_two}}, &empty_two},
-      {{full, empty_two}, {}, &full},
+      {{full, empty_two}, {}, &full, 1},
+      {{empty}, {}, &empty},
   };
   for (size_t i = 0; i < std::size(cases); ++i) {
     SCOPED_TRACE(i);
-    const Result<Digest128> chosen = ChooseGeneration(cases[i].there, cases[i].request, "/store");
+    const auto chosen = ChooseGeneration(cases[i].there, cases[i].request, "/store");
     ASSERT_EQ(chosen.has_value(), cases[i].chosen != nullptr);
-    if (chosen) {
-      EXPECT_EQ(*chosen, cases[i].chosen->id);
+    if (!chosen) {
+      EXPECT_EQ(chosen.error().exit_code(), 2);
+      continue;
     }
+    EXPECT_EQ(chosen->id, cases[i].chosen->id);
+    ASSERT_EQ(chosen->warnings.size(), cases[i].passed_over);
+    for (const std::string& warning : chosen->warnings)
+      EXPECT_NE(warning.find(ToHex(chosen->id) + " is used"), std::string::npos);
   }
   // For all ranks their number does not matter.
-  EXPECT_EQ(ChooseGeneration({empty, two}, "/store").value(), two.id);
-  EXPECT_EQ(ChooseGeneration({part, two}, "/store").value(), two.id);
-  const Result<Digest128> both = ChooseGeneration({full, two}, "/store");
+  EXPECT_EQ(ChooseGeneration({empty, two}, "/store")->id, two.id);
+  EXPECT_FALSE(ChooseGeneration({part, two}, "/store"));
+  const auto both = ChooseGeneration({full, two}, "/store");
   ASSERT_FALSE(both);
   ASSERT_EQ(both.error().choices().size(), 2u);
   EXPECT_EQ(both.error().choices()[1].rfind("--generation " + ToHex(two.id).substr(0, 8), 0), 0u);

@@ -45,7 +45,7 @@ void PrintError(const std::string& text) {
 }  // namespace
 
 void InstallLog(const CommonOptions& common) {
-  const LogLevel least = common.quiet     ? LogLevel::kError
+  const LogLevel least = common.quiet     ? LogLevel::kWarning
                          : common.verbose ? LogLevel::kDebug
                                           : LogLevel::kInfo;
   SetLogSink([least](LogLevel level, std::string_view line) {

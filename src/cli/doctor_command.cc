@@ -320,10 +320,11 @@ Result<void> Doctor::CountFiles(const Generation& of_rank, Encoding encoding, si
 Result<void> Doctor::OpenGeneration() {
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options_.path));
   HP_ASSIGN(
-      Generation generation,
+      MeantGeneration meant,
       OpenMeant(store, options_.generation,
                 {.cancel = &cancel_, .read_only = true, .stall_seconds = options_.stall_seconds}));
-  generation_ = std::make_unique<Generation>(std::move(generation));
+  for (std::string& warning : meant.warnings) Add(false, "store", std::move(warning));
+  generation_ = std::make_unique<Generation>(std::move(meant.generation));
   return {};
 }
 

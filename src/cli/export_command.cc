@@ -130,8 +130,9 @@ Result<void> RunExportPlanesCache(const Context& context) {
   const Options& options = context.options;
   HP_TRY(CheckOutside("--planes-cache", options.planes_cache, options.path));
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
-  HP_ASSIGN(const Generation generation,
+  HP_ASSIGN(const MeantGeneration meant,
             OpenMeant(store, options.generation, OpenOptionsOf(context)));
+  const Generation& generation = meant.generation;
   WorkerPool pool(options.workers);
   Progress progress;
   PlanesCacheExportOptions cache;
@@ -143,11 +144,13 @@ Result<void> RunExportPlanesCache(const Context& context) {
   cache.kernels = &context.kernels;
   cache.cancel = &context.cancel;
   cache.progress = &progress;
-  const Result<PlanesCacheExportReport> exported = [&] {
+  Result<PlanesCacheExportReport> exported = [&] {
     const ProgressDisplay display(progress, options.common, options.stall_seconds);
     return ExportPlanesCache(generation, pool, cache);
   }();
   if (!exported) return Fail(WithResumeAdvice(exported.error()));
+  exported->warnings.insert(exported->warnings.begin(), meant.warnings.begin(),
+                            meant.warnings.end());
   PrintCache(context, *exported);
   return {};
 }
@@ -160,9 +163,10 @@ Result<void> RunExport(const Context& context) {
   if (!options.hf.empty()) return RunExportHf(context);
   HP_TRY(CheckOutput(options.out, options.path));
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
-  HP_ASSIGN(const Generation generation,
+  HP_ASSIGN(const MeantGeneration meant,
             OpenShard(store, options.generation, OpenOptionsOf(context),
                       {.rank = options.rank, .world = {}, .launched = LaunchedRanks()}));
+  const Generation& generation = meant.generation;
   ExportOptions export_options;
   export_options.layer = *options.layer;
   export_options.part = options.part;
@@ -179,6 +183,7 @@ Result<void> RunExport(const Context& context) {
     json["from"] = EncodingName(report.encoding);
     json["rank"] = generation.rank();
     json["world"] = generation.world();
+    json["warnings"] = meant.warnings;
     PrintLine(JsonText(json));
   } else if (!options.common.quiet) {
     PrintLine(Text("{} of layer {}{} from {}: {} bytes in {}", options.part, *options.layer,

@@ -139,7 +139,7 @@ CLI::App* Parser::AddCommand(Command command, const char* name, const char* desc
            "3 data is corrupt or does not match,\n  4 does not fit, 130/143 interrupted",
            example));
   app->add_flag("--json", options_.common.json, "One JSON object on stdout, logs on stderr");
-  app->add_flag("-q,--quiet", options_.common.quiet, "Errors only");
+  app->add_flag("-q,--quiet", options_.common.quiet, "Errors and warnings only");
   app->add_flag("-v,--verbose", options_.common.verbose, "Say more");
   Takes(app->add_option("--isa", options_.common.isa,
                         "Force an instruction set; `hotplane doctor` lists them")

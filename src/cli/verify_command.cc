@@ -85,10 +85,16 @@ Json TierJson(const TierCoverage& tier) {
   return json;
 }
 
-void PrintJson(const Generation& generation, const VerifyReport& report, const SourceReport& source,
-               bool with_source, const Completeness& found) {
+struct Verified {
+  VerifyReport report;
+  SourceReport source;
+};
+
+void PrintJson(const MeantGeneration& meant, const Verified& verified, bool with_source,
+               const Completeness& found) {
+  const auto& [report, source] = verified;
   Json json;
-  json["generation"] = ToHex(generation.id());
+  json["generation"] = ToHex(meant.generation.id());
   json["complete"] = found.complete();
   json["tiers"] = {TierJson(found.coverage.base), TierJson(found.coverage.delta)};
   json["layers_without_base"] = found.without_base;
@@ -99,6 +105,7 @@ void PrintJson(const Generation& generation, const VerifyReport& report, const S
   json["findings"] = Json::array();
   for (const VerifyFinding& finding : report.findings)
     json["findings"].push_back(FindingJson(finding));
+  json["warnings"] = meant.warnings;
   if (with_source)
     json["source"] = {{"layers_checked", source.layers_checked},
                       {"layers_without_record", source.layers_without_record},
@@ -193,11 +200,6 @@ Result<void> CheckComplete(const Options& options, const Generation& generation,
                   "to be there, say so by --layers and --tiers"));
 }
 
-struct Verified {
-  VerifyReport report;
-  SourceReport source;
-};
-
 Result<Verified> VerifyAll(const Context& context, const Generation& generation) {
   const Options& options = context.options;
   WorkerPool pool(options.workers);
@@ -235,12 +237,13 @@ Result<void> RunVerify(const Context& context) {
   const Options& options = context.options;
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
   HP_ASSIGN(const std::string name, ChooseGeneration(context, store));
-  HP_ASSIGN(const Generation generation, OpenMeant(store, name, OpenOptionsOf(context)));
+  HP_ASSIGN(const MeantGeneration meant, OpenMeant(store, name, OpenOptionsOf(context)));
+  const Generation& generation = meant.generation;
   HP_TRY(SelectLayers(options.layers, generation.manifest()));
   HP_ASSIGN(const Verified verified, VerifyAll(context, generation));
   HP_ASSIGN(const Completeness found, FindMissing(context, generation));
   if (options.common.json) {
-    PrintJson(generation, verified.report, verified.source, !options.source.empty(), found);
+    PrintJson(meant, verified, !options.source.empty(), found);
   } else {
     PrintVerified(options, verified);
     PrintCompleteness(options, generation, found);

@@ -14,9 +14,10 @@ Result<void> RunWarm(const Context& context) {
   const Options& options = context.options;
   HP_ASSIGN(const Store store, Store::Open(PosixEnv(), options.path));
   const Store::OpenOptions open = OpenOptionsOf(context);
-  HP_ASSIGN(const Generation generation,
+  HP_ASSIGN(const MeantGeneration meant,
             options.rank ? OpenShard(store, options.generation, open, {options.rank, {}})
                          : OpenMeant(store, options.generation, open));
+  const Generation& generation = meant.generation;
   WorkerPool pool(options.workers);
   Progress progress;
   Result<WarmReport> warmed = [&] {
@@ -33,7 +34,8 @@ Result<void> RunWarm(const Context& context) {
     json["bytes_cached_after"] = report.bytes_cached_after;
     json["bytes_available"] = report.bytes_available;
     json["seconds"] = report.seconds;
-    json["warnings"] = report.warnings;
+    json["warnings"] = meant.warnings;
+    for (const std::string& warning : report.warnings) json["warnings"].push_back(warning);
     PrintLine(JsonText(json));
     return {};
   }

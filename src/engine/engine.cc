@@ -133,8 +133,10 @@ Result<void> Engine::OpenGeneration() {
   if (!candidates.empty()) {
     ShardRequest request = options_.shard;
     request.builds = may_build;
-    HP_ASSIGN(const Digest128 id, ChooseGeneration(candidates, request, options_.store_directory));
-    name = ToHex(id);
+    HP_ASSIGN(GenerationChoice choice,
+              ChooseGeneration(candidates, request, options_.store_directory));
+    name = ToHex(choice.id);
+    choice_warnings_ = std::move(choice.warnings);
   }
   HP_ASSIGN(const Generation generation,
             store->OpenGeneration(name, {.cancel = options_.boot.cancel,
@@ -294,6 +296,12 @@ Result<void> Engine::Plan() {
   }
   HP_ASSIGN(plan_, PlanBoot(probe.facts, *config_));
   for (const std::string& warning : plan_->warnings) Warn(warning);
+  for (std::string& warning : choice_warnings_) {
+    plan_->warnings.push_back(warning);
+    const std::lock_guard lock(mutex_);
+    report_.warnings.push_back(std::move(warning));
+  }
+  choice_warnings_.clear();
   if (!options_.boot.verify) Warn("--verify none: no byte is checked");
   if (records_ != nullptr)
     for (const PlanEntry& entry : plan_->entries)

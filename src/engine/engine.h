@@ -192,6 +192,7 @@ class Engine {
   bool paired_ = false;               // cold_ is the generation's source
   std::optional<PlanConfig> config_;
   std::optional<BootPlan> plan_;
+  std::vector<std::string> choice_warnings_;  // until the plan tells them
   std::vector<const PlanEntry*> bases_;  // entries of plan_ whose layers are published, in order
   std::set<uint32_t> rebuilt_;
   std::vector<std::unique_ptr<BootSession>> sessions_;

@@ -65,15 +65,20 @@ void Describe(const Manifest& manifest, Store::Entry& entry) {
 void CountLayers(Env& env, const std::string& directory, Store::Entry& entry) {
   const auto names = env.List(directory);
   entry.holds_layers = !names;
-  if (!names) return;
+  if (!names || !entry.identity) return;
+  const uint32_t world = entry.identity->shard_world;
   std::map<uint32_t, uint32_t> bases;  // layer -> ranks
   for (const std::string& name : *names) {
     const std::optional<LayerName> parsed = ParseLayerName(name);
-    if (!parsed || parsed->encoding == Encoding::kInvalid) continue;
+    if (!parsed || parsed->layer >= entry.layer_count) continue;
+    if (parsed->encoding == Encoding::kInvalid) {
+      ++entry.layers_with_record;
+      continue;
+    }
+    if (parsed->rank.has_value() != (world > 1) || parsed->rank.value_or(0) >= world) continue;
     entry.holds_layers = true;
     if (parsed->encoding == Encoding::kBase) ++bases[parsed->layer];
   }
-  const uint32_t world = entry.identity ? entry.identity->shard_world : 1;
   entry.layers_with_base = static_cast<uint32_t>(
       std::ranges::count_if(bases, [world](const auto& base) { return base.second >= world; }));
 }

@@ -199,12 +199,19 @@ class Store {
     std::optional<Identity> identity;  // none: its manifest cannot be read
     std::string model = {};            // DescribeModel, with the checkpoint's name where it has one
     int64_t modified_ns = 0;           // of its manifest: when its first build began
-    // By the names of its files. What is in them does not decide which generation is meant: a
-    // damaged store is not to be passed over for another one.
-    bool holds_layers = false;
-    uint32_t layer_count = 0;       // of the model
-    uint32_t layers_with_base = 0;  // of every rank
-    bool complete() const { return layer_count > 0 && layers_with_base == layer_count; }
+    // By the names of its files; those that no layer and rank of the manifest has do not count.
+    // What is in them does not decide which generation is meant.
+    bool holds_layers = false;        // true also where the folder cannot be listed
+    uint32_t layer_count = 0;         // of the model
+    uint32_t layers_with_base = 0;    // of every rank
+    uint32_t layers_with_record = 0;  // their source record
+    // Certain: no file says that it ever held a layer. A store that lost files, or was copied in
+    // part, looks like the rest of a build that did not end: nothing tells them apart, so that one
+    // is not to be passed over for another model's. A build writes a layer's source record before
+    // its files, so records of all layers are what was left of a whole store.
+    bool never_held_layers() const {
+      return identity && !holds_layers && layers_with_record < layer_count;
+    }
   };
   // The generations whose name begins with `prefix`, by their manifests; sorted by name.
   Result<std::vector<Entry>> FindGenerations(std::string_view prefix) const;

@@ -172,34 +172,84 @@ class SeveralGenerations(StoreTest):
         [second] = [name for name in os.listdir(self.store) if name != self.name]
         return second
 
-    def all_use(self, generation):
+    def all_use(self, generation, passed_over):
+        said = f"of 2 generations {generation} is used: {passed_over} (bf16, 2 MoE layers"
         for arguments in self.COMMANDS:
             done = command.must(*arguments, self.store, "--json")
-            self.assertEqual(json.loads(done.stdout)["generation"], generation, arguments)
-            self.assertIn(f"of 2 generations {generation} is used", done.stderr)
+            report = json.loads(done.stdout)
+            self.assertEqual(report["generation"], generation, arguments)
+            self.assertIn("warning: " + said, done.stderr)
+            told = [f["text"] for f in report["findings"] if not f["ok"]] \
+                if arguments[0] == "doctor" else report["warnings"]
+            self.assertTrue(any(text.startswith(said) for text in told), told)
+            self.assertIn(said, command.must(*arguments, self.store, "-q").stderr)
+        out = os.path.join(self.root, "part")
+        report = command.must_json("export", self.store, "--layer", "0", "--part", "planes13",
+                                   "--out", out)
+        self.assertTrue(report["warnings"][0].startswith(said))
+        report = command.must_json("boot", self.store, "--dry-run")
+        self.assertTrue(report["warnings"][0].startswith(said))
+
+    def all_refuse(self, *there):
+        for arguments in (*self.COMMANDS, ("boot", "--no-build"),
+                          ("export", "--layer", "0", "--part", "planes13", "--out",
+                           os.path.join(self.root, "part"))):
+            done = self.refused(2, *arguments, self.store)
+            for name, layers in there:
+                self.assertRegex(done.stderr, f"--generation {name[:8]}  .*, {layers} layers there")
 
     def test_one_that_has_no_layers_is_passed_over(self):
         second = self.begin("0")
         for path in glob.glob(os.path.join(self.store, second, "layer-*")):
             os.remove(path)
-        self.all_use(self.name)
+        self.all_use(self.name, second)
         before = command.files_below(self.store)
         plan = command.must_json("boot", self.store, "--checkpoint", self.other, "--dry-run")
         self.assertEqual(plan["generation"], second)
         self.assertEqual(command.files_below(self.store), before)
         command.must("boot", self.store, "--generation", self.name[:8])
 
-    def test_the_one_that_is_whole_is_used(self):
-        self.begin("1")
-        self.all_use(self.name)
+    def test_an_interrupted_build_that_made_no_layer_is_passed_over(self):
+        second = self.begin("0")
+        for name in ("layer-0000.base", "locks/layer-0000"):  # between record and file
+            os.remove(os.path.join(self.store, second, name))
+        with open(os.path.join(self.store, second, ".tmp-layer-0000.base-77-0123abcd"), "wb"):
+            pass
+        self.all_use(self.name, second)
+
+    def test_a_file_of_no_layer_is_no_layer(self):
+        second = self.begin("0")
+        for path in glob.glob(os.path.join(self.store, second, "layer-*")):
+            os.remove(path)
+        for name in ("layer-0007.base", "layer-0002.base", "layer-0000.rank0.base",
+                     "layer-0.base", "layer-0002.source"):
+            with open(os.path.join(self.store, second, name), "wb"):
+                pass
+        self.all_use(self.name, second)
+        # One of a layer is, whatever is in it.
+        with open(os.path.join(self.store, second, "layer-0001.base"), "wb"):
+            pass
+        self.all_refuse((self.name, "4 of 4"), (second, "1 of 2"))
+
+    def test_the_rest_of_a_build_looks_like_a_store_that_lost_files(self):
+        second = self.begin("1")
+        self.all_refuse((self.name, "4 of 4"), (second, "1 of 2"))
+
+    def test_a_store_that_lost_a_file_is_not_passed_over(self):
+        second = self.begin()
+        for layer in range(3):
+            os.remove(self.file(f"layer-000{layer}.base"))
+            self.all_refuse((self.name, f"{3 - layer} of 4"), (second, "2 of 2"))
+        # Nor where only the source records are left.
+        for path in glob.glob(self.file("layer-*.base")) + glob.glob(self.file("layer-*.delta*")):
+            os.remove(path)
+        self.all_refuse((self.name, "0 of 4"), (second, "2 of 2"))
 
     def test_a_damaged_store_is_not_passed_over(self):
         second = self.begin("1")
         command.flip(self.file("layer-0001.base"), 100)
-        for arguments in (("boot", self.store), ("verify", self.store)):
-            done = self.refused(3, *arguments)
-            self.assertIn(f"of 2 generations {self.name} is used", done.stderr)
-        os.remove(self.file("layer-0001.base"))  # now neither is whole
+        self.all_refuse((self.name, "4 of 4"), (second, "1 of 2"))
+        os.remove(self.file("layer-0001.base"))
         done = self.refused(2, "boot", self.store)
         self.assertIn(f"--generation {self.name[:8]}  mxfp4, 4 MoE layers, E=2 H=64 I=64, "
                       "3 of 4 layers there, begun 20", done.stderr)
