@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/check.h"
 #include "base/format_text.h"
 #include "base/number_text.h"
 #include "base/units.h"
@@ -327,10 +328,11 @@ void Parser::AddVerify() {
   app->add_option("--layers", options_.layers,
                   "With --complete: the layers that must be there; all of them otherwise")
       ->needs(complete);
-  app->add_option("--tiers", raw_.tiers,
-                  "With --complete: what they must have: base, delta or base,delta")
-      ->default_str("base,delta")
-      ->needs(complete);
+  Takes(app->add_option("--tiers", raw_.tiers,
+                        "With --complete: what they must have: base, delta or base,delta")
+            ->default_str("base,delta")
+            ->needs(complete),
+        TierList());
   AddGeneration(app);
   AddWorkers(app);
 }
@@ -548,7 +550,9 @@ Result<void> Parser::FinishTiers() {
   }
   while (true) {
     const size_t comma = rest.find(',');
-    const Tier tier = rest.substr(0, comma) == "base" ? Tier::kBase : Tier::kDelta;
+    const std::string_view word = rest.substr(0, comma);
+    HP_CHECK(word == "base" || word == "delta");  // every --tiers has its Takes
+    const Tier tier = word == "base" ? Tier::kBase : Tier::kDelta;
     options_.tiers.push_back(tier);
     options_.encodings.push_back(tier == Tier::kBase       ? Encoding::kBase
                                  : raw_.delta == "quintal" ? Encoding::kDeltaQuintal

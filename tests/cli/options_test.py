@@ -33,9 +33,14 @@ OTHER_VALUES = (
     ("export", "--precision", "mixed:", "mixed:MAP.json"), ("export", "--shard-size", "0", "above"),
     ("synth", "--checkpoint", "int4", "mxfp4, nvfp4, fp8 or bf16"), ("synth", "--mtp", "17", "16"),
     ("synth", "--seed", "-1", "at least 0"), ("warm", "--tiers", "x", "base,delta"),
+    ("boot", "--tiers", "base,", "base,delta"), ("synth", "--tiers", "bsae", "base,delta"),
+    ("verify", "--tiers", "bsae", "base,delta"), ("verify", "--tiers", "foo", "base,delta"),
+    ("verify", "--tiers", "base,base,", "base,delta"), ("verify", "--tiers", "base,", "base,delta"),
+    ("export", "--tiers", "delta", "base,delta"), ("import", "--tiers", "delta", "base,delta"),
 )
 PATHS = {"build": ("model", "--store", "store"), "boot": ("store",), "warm": ("store",),
-         "export": ("store",), "synth": ("folder", "--geometry", "4,64,64")}
+         "export": ("store",), "synth": ("folder", "--geometry", "4,64,64"),
+         "verify": ("store", "--complete"), "import": ("store",)}
 
 
 def variable_of(option):
