@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/format_text.h"
 #include "base/json_text.h"
@@ -127,21 +128,25 @@ void PrintMissingFiles(const Completeness& found, const std::vector<Tier>& tiers
 }
 
 // Layers that a build was not asked for, or has not come to, look like layers that were lost: only
-// --complete makes a fault of them.
+// --complete makes a fault of them. What is there and bad is one in any case.
 void PrintCompleteness(const Options& options, const Generation& generation,
                        const Completeness& found) {
   std::vector<Tier> missing;
+  bool bad = false;
   for (const Tier tier : {Tier::kBase, Tier::kDelta}) {
     const TierCoverage& files = found.coverage.Of(tier);
+    const auto absent = std::ranges::count(files.gaps, Presence::kAbsent,
+                                           [](const auto& gap) { return gap.presence; });
     const bool expected = options.complete ? std::ranges::count(found.tiers, tier) > 0
-                                           : tier == Tier::kBase || files.file_count_present > 0;
-    if (expected && !files.complete()) missing.push_back(tier);
+                                           : tier == Tier::kBase || absent < files.file_count;
+    if (expected && absent > 0) missing.push_back(tier);
+    bad = bad || std::cmp_less(absent, files.gaps.size());
   }
   const std::string counts = DescribeCoverage(found.coverage, generation.manifest());
-  if (missing.empty()) {
+  if (missing.empty() && !bad) {
     if (!options.common.quiet) PrintLine("OK    " + counts);
   } else {
-    PrintLine((options.complete ? "BAD   " : "WARN  ") + counts);
+    PrintLine((options.complete || bad ? "BAD   " : "WARN  ") + counts);
     PrintMissingFiles(found, missing);
   }
   for (const uint32_t layer : found.coverage.layers_without_record)

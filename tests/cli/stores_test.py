@@ -128,8 +128,23 @@ class Completeness(StoreTest):
     def test_a_damaged_file_is_not_missing(self):
         command.flip(self.file("layer-0000.base"), 100)
         done = self.refused(3, "verify", self.store)
-        self.assertIn("base 3 of 4: layer 0 damaged", done.stdout)
+        self.assertIn("BAD   base 3 of 4: layer 0 damaged; delta 4 of 4", done.stdout)
         self.assertIn(self.file("layer-0000.base"), done.stdout)
+        for untrue in ("WARN", "all that was built", "a boot needs --checkpoint"):
+            self.assertNotIn(untrue, done.stdout)
+        self.refused(3, "verify", self.store, "--complete")
+        # Of the delta tier alone, all files of which are bad.
+        self.remove(*(f"layer-000{layer}.delta-quintal" for layer in range(3)))
+        command.must("build", self.model, "--store", self.store, "-q", "--tiers", "base")
+        command.flip(self.file("layer-0003.delta-quintal"), 100)
+        done = self.refused(3, "verify", self.store)
+        self.assertIn("BAD   base 4 of 4; delta 0 of 4: layers 0-2 missing, layer 3 damaged",
+                      done.stdout)
+        # With one missing beside it that is told, too.
+        self.remove("layer-0001.base")
+        done = self.refused(3, "verify", self.store)
+        self.assertIn(self.file("layer-0001.base"), done.stdout)
+        self.assertIn("that may be all that was built so far", done.stdout)
 
     def test_the_other_encoding_is_there_too(self):
         store = os.path.join(self.root, "nibbles")
