@@ -60,6 +60,7 @@ class FileInspector {
   Result<void> InspectLock();
   bool IsLock() const;
   Result<void> CheckGeneration(const Digest128& found) const;
+  Result<void> CheckName(const std::string& own_name) const;
   Result<void> CheckPlace(const LayerLayout& layout) const;
   std::string HolderText(const std::string& lock_path);
   void TellLayerFile(const LayerLayout& layout, std::string_view header_checksum);
@@ -126,12 +127,25 @@ Result<void> FileInspector::CheckGeneration(const Digest128& found) const {
                   .Found(ToHex(found)));
 }
 
+// Also where there is nothing else to compare with. A name that no file of a store has is
+// anybody's.
+Result<void> FileInspector::CheckName(const std::string& own_name) const {
+  const bool of_a_store = ParseLayerName(name_) || name_ == kManifestName ||
+                          name_ == kDoomedManifestName || name_ == kSourceStampName;
+  if (!of_a_store || name_ == own_name) return {};
+  return Fail(Status::Data("the file's content belongs to another name")
+                  .File(path_)
+                  .Expected(own_name)
+                  .Found(name_));
+}
+
 Result<void> FileInspector::InspectManifest() {
   HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env_, path_, kTextBytesMax));
   HP_ASSIGN(const Manifest manifest, DecodeManifest(AsText(bytes), path_));
   const Digest128 id = GenerationOf(manifest.identity);
   HP_TRY(CheckGeneration(id));
   const bool doomed = name_ == kDoomedManifestName;
+  HP_TRY(CheckName(doomed ? kDoomedManifestName : kManifestName));
   json_ = {{"kind", "manifest"},
            {"good", true},
            {"generation", ToHex(id)},
@@ -160,11 +174,7 @@ Result<void> FileInspector::InspectSourceRecord() {
   HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env_, path_, kTextBytesMax));
   HP_ASSIGN(const SourceRecord record, DecodeSourceRecord(AsText(bytes), path_));
   HP_TRY(CheckGeneration(record.generation));
-  if (generation_ && name_ != SourceRecordName(record.layer))
-    return Fail(Status::Data("the source record is of another layer than its name")
-                    .File(path_)
-                    .Expected(SourceRecordName(record.layer))
-                    .Found(name_));
+  HP_TRY(CheckName(SourceRecordName(record.layer)));
   json_ = {{"kind", "source record"},
            {"good", true},
            {"generation", ToHex(record.generation)},
@@ -183,6 +193,7 @@ Result<void> FileInspector::InspectSourceRecord() {
 Result<void> FileInspector::InspectSourceStamp() {
   HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env_, path_, kTextBytesMax));
   HP_ASSIGN(const std::vector<StampedShard> shards, ParseSourceStamp(AsText(bytes), path_));
+  HP_TRY(CheckName(kSourceStampName));
   json_ = {{"kind", "source stamp"}, {"good", true}, {"file_bytes", bytes.size()}};
   json_["shards"] = Json::array();
   uint64_t shard_bytes = 0;
@@ -205,6 +216,9 @@ Result<void> FileInspector::InspectSourceStamp() {
 // Whether the generation takes it for what its name says.
 Result<void> FileInspector::CheckPlace(const LayerLayout& layout) const {
   HP_TRY(CheckGeneration(layout.generation));
+  const bool sharded = layout.shard_world > 1;
+  HP_TRY(CheckName(LayerFileName(
+      layout.layer, sharded ? std::optional(layout.shard_rank) : std::nullopt, layout.encoding)));
   const auto named = ParseLayerName(name_);
   if (!generation_ || !named || named->encoding == Encoding::kInvalid) return {};
   const Result<Store> store = Store::Open(env_, folder_.parent_path());

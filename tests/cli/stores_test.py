@@ -406,6 +406,43 @@ class Inspect(StoreTest):
                       self.refused(2, "inspect", self.file("notes.txt")).stderr)
         self.assertIn(f"give {self.store}", self.refused(2, "inspect", self.file("locks")).stderr)
 
+    def test_a_name_is_compared_also_without_the_manifest(self):
+        copy = os.path.join(self.root, "copy")
+        shutil.copytree(self.generation, copy)
+        self.remove("manifest")
+        for place in (self.generation, copy):
+            for name in ("layer-0000.base", "layer-0003.source"):
+                command.must("inspect", os.path.join(place, name))
+            for name, of in (("layer-0000.base", "layer-0001.base"),
+                             ("layer-0000.base", "layer-0002.delta-quintal"),
+                             ("layer-0000.base", "layer-0001.rank0.base"),
+                             ("layer-0000.source", "layer-0001.source"),
+                             ("layer-0000.source", "layer-0001.base")):
+                shutil.copy(os.path.join(place, name), os.path.join(place, of))
+                done = self.refused(3, "inspect", os.path.join(place, of))
+                self.assertIn("belongs to another name", done.stderr)
+                self.assertIn(name, done.stderr)
+            for name, of in (("layer-0000.base", "layer-0003.source"),
+                             ("layer-0000.source", "manifest"),
+                             ("source-stamp", "layer-0002.source"),
+                             ("layer-0000.base", "source-stamp")):
+                shutil.copy(os.path.join(place, name), os.path.join(place, of))
+                self.refused(3, "inspect", os.path.join(place, of))
+            command.must("inspect", os.path.join(place, "layer-0000.base"))
+
+    def test_the_rank_of_a_name_is_compared(self):
+        model = command.write_checkpoint(os.path.join(self.root, "wide"),
+                                         command.mxfp4_tensors(layers=2, intermediate=128))
+        store = os.path.join(self.root, "ranks")
+        command.must("build", model, "--store", store, "--tp", "2", "-q")
+        [folder] = glob.glob(os.path.join(store, "*"))
+        os.remove(os.path.join(folder, "manifest"))
+        shutil.copy(os.path.join(folder, "layer-0000.rank0.base"),
+                    os.path.join(folder, "layer-0000.rank1.base"))
+        command.must("inspect", os.path.join(folder, "layer-0000.rank0.base"))
+        self.assertIn("layer-0000.rank0.base", self.refused(
+            3, "inspect", os.path.join(folder, "layer-0000.rank1.base")).stderr)
+
     def test_it_writes_nothing(self):
         before = {path: os.stat(path).st_mtime_ns for path in command.files_below(self.store)}
         os.chmod(self.file("locks"), 0o555)
