@@ -43,12 +43,13 @@ Result<std::string> ChooseGeneration(const Context& context, const Store& store)
 
 // What should be there, and what is.
 struct Completeness {
-  Coverage coverage;                   // of the layers that should be there
-  std::vector<Tier> tiers;             // of them, those that should be
-  std::vector<uint32_t> without_base;  // of all layers
+  Coverage all;             // of all layers
+  Coverage coverage;        // of the layers that should be there
+  std::vector<Tier> tiers;  // of them, those that should be
 
+  // A lost source record is a fault wherever it is.
   bool complete() const {
-    return coverage.layers_without_record.empty() &&
+    return all.layers_without_record.empty() &&
            std::ranges::all_of(tiers, [this](Tier tier) { return coverage.Of(tier).complete(); });
   }
 };
@@ -57,9 +58,9 @@ Result<Completeness> FindMissing(const Context& context, const Generation& gener
   const Options& options = context.options;
   HP_ASSIGN(const std::vector<uint32_t> layers,
             SelectLayers(options.layers, generation.manifest()));
-  return Completeness{.coverage = ProbeCoverage(generation, layers),
-                      .tiers = options.tiers,
-                      .without_base = ProbeCoverage(generation).base.Layers(Presence::kAbsent)};
+  Completeness found{.all = ProbeCoverage(generation), .coverage = {}, .tiers = options.tiers};
+  found.coverage = found.all.OfLayers(layers);
+  return found;
 }
 
 Json FindingJson(const VerifyFinding& finding) {
@@ -98,8 +99,8 @@ void PrintJson(const MeantGeneration& meant, const Verified& verified, bool with
   json["generation"] = ToHex(meant.generation.id());
   json["complete"] = found.complete();
   json["tiers"] = {TierJson(found.coverage.base), TierJson(found.coverage.delta)};
-  json["layers_without_base"] = found.without_base;
-  json["layers_without_record"] = found.coverage.layers_without_record;
+  json["layers_without_base"] = found.all.base.Layers(Presence::kAbsent);
+  json["layers_without_record"] = found.all.layers_without_record;
   json["files_checked"] = report.files_checked;
   json["chunks_checked"] = report.chunks_checked;
   json["bytes_checked"] = report.bytes_checked;
@@ -149,13 +150,13 @@ void PrintCompleteness(const Options& options, const Generation& generation,
     PrintLine((options.complete || bad ? "BAD   " : "WARN  ") + counts);
     PrintMissingFiles(found, missing);
   }
-  for (const uint32_t layer : found.coverage.layers_without_record)
+  for (const uint32_t layer : found.all.layers_without_record)
     PrintLine(
         Text("BAD   layer {} has no source record: nothing proves what its files were built "
              "from\n      {}",
              layer, generation.SourceRecordPath(layer)));
   if (options.complete || missing.empty()) return;
-  if (!found.without_base.empty())
+  if (!found.all.base.Layers(Presence::kAbsent).empty())
     PrintLine("      a boot needs --checkpoint, or --layers that are there");
   PrintLine(
       "      that may be all that was built so far: `verify --complete` fails when anything is "
@@ -182,7 +183,7 @@ std::string LayersText(const std::vector<uint32_t>& layers, const Manifest& mani
 
 Result<void> CheckComplete(const Options& options, const Generation& generation,
                            const Completeness& found) {
-  const std::vector<uint32_t>& without_record = found.coverage.layers_without_record;
+  const std::vector<uint32_t>& without_record = found.all.layers_without_record;
   if (!without_record.empty())
     return Fail(Status::Data("layers have no source record")
                     .File(generation.directory())

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
+#include <iterator>
 #include <utility>
 
 namespace hotplane {
@@ -11,12 +11,13 @@ namespace {
 class Prober {
  public:
   explicit Prober(const Generation& generation) : generation_(generation) {
+    coverage_.world = generation.world();
     coverage_.base.tier = Tier::kBase;
     coverage_.delta.tier = Tier::kDelta;
   }
 
-  Coverage Run(const std::vector<uint32_t>& layers) {
-    for (const uint32_t layer : layers) {
+  Coverage Run() {
+    for (uint32_t layer = 0; layer < generation_.manifest().layers.size(); ++layer) {
       bool any_file = false;
       for (uint32_t rank = 0; rank < generation_.world(); ++rank) {
         const bool base = Probe(layer, rank, coverage_.base);
@@ -89,14 +90,25 @@ std::vector<uint32_t> TierCoverage::Layers(Presence presence) const {
   return layers;
 }
 
-Coverage ProbeCoverage(const Generation& generation, const std::vector<uint32_t>& layers) {
-  return Prober(generation).Run(layers);
+Coverage Coverage::OfLayers(const std::vector<uint32_t>& layers) const {
+  const auto among = [&layers](uint32_t layer) {
+    return std::ranges::binary_search(layers, layer);
+  };
+  Coverage part;
+  part.world = world;
+  for (TierCoverage Coverage::*const tier : {&Coverage::base, &Coverage::delta}) {
+    TierCoverage& of = part.*tier;
+    of.tier = (this->*tier).tier;
+    std::ranges::copy_if((this->*tier).gaps, std::back_inserter(of.gaps), among,
+                         &CoverageGap::layer);
+    of.file_count = static_cast<uint32_t>(layers.size()) * world;
+    of.file_count_present = of.file_count - static_cast<uint32_t>(of.gaps.size());
+  }
+  std::ranges::copy_if(layers_without_record, std::back_inserter(part.layers_without_record),
+                       among);
+  return part;
 }
 
-Coverage ProbeCoverage(const Generation& generation) {
-  std::vector<uint32_t> all(generation.manifest().layers.size());
-  std::iota(all.begin(), all.end(), 0u);
-  return ProbeCoverage(generation, all);
-}
+Coverage ProbeCoverage(const Generation& generation) { return Prober(generation).Run(); }
 
 }  // namespace hotplane

@@ -32,6 +32,7 @@ struct TierCoverage {
 };
 
 struct Coverage {
+  uint32_t world = 1;
   TierCoverage base;
   TierCoverage delta;
   // Layers with layer files and without a source record, of a generation that was built from a
@@ -39,11 +40,11 @@ struct Coverage {
   std::vector<uint32_t> layers_without_record;
 
   const TierCoverage& Of(Tier tier) const { return tier == Tier::kBase ? base : delta; }
+  // What it tells of these layers. REQUIRES layers that it covers, ascending.
+  Coverage OfLayers(const std::vector<uint32_t>& layers) const;
 };
 
-// Reads headers only, of all ranks. REQUIRES layers of the manifest, ascending.
-Coverage ProbeCoverage(const Generation& generation, const std::vector<uint32_t>& layers);
-// Of all layers.
+// Of all layers and ranks. Reads headers only.
 Coverage ProbeCoverage(const Generation& generation);
 
 }  // namespace hotplane

@@ -629,10 +629,22 @@ TEST(StoreCoverage, TellsWhatIsMissingAndWhatIsDamaged) {
   EXPECT_EQ(coverage.base.gaps[0].file, bad);
 
   // Of the layers that are asked for; without files no record is missed.
-  EXPECT_TRUE(ProbeCoverage(generation, {1}).base.complete());
+  const Coverage second = coverage.OfLayers({1});
+  EXPECT_TRUE(second.base.complete());
+  EXPECT_EQ(second.base.file_count, 1u);
+  EXPECT_EQ(second.base.file_count_present, 1u);
+  EXPECT_EQ(second.delta.tier, Tier::kDelta);
+  EXPECT_EQ(second.delta.file_count_present, 0u);
+  EXPECT_EQ(second.delta.Layers(Presence::kAbsent), std::vector<uint32_t>{1});
+  EXPECT_EQ(second.layers_without_record, std::vector<uint32_t>{1});
+  const Coverage first = coverage.OfLayers({0});
+  EXPECT_EQ(first.base.Layers(Presence::kDamaged), std::vector<uint32_t>{0});
+  EXPECT_EQ(first.base.file_count_present, 0u);
+  EXPECT_TRUE(first.delta.complete());
+  EXPECT_TRUE(first.layers_without_record.empty());
   remove(generation.LayerPath(1, Encoding::kBase));
   EXPECT_TRUE(ProbeCoverage(generation).layers_without_record.empty());
-  EXPECT_EQ(ProbeCoverage(generation, {}).base.file_count, 0u);
+  EXPECT_EQ(coverage.OfLayers({}).base.file_count, 0u);
 }
 
 TEST(StoreCoverage, ImportedAndRandomLayersHaveNoRecords) {

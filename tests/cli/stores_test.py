@@ -110,12 +110,14 @@ class Completeness(StoreTest):
 
     def test_a_layer_without_its_source_record_is_a_fault(self):
         self.remove("layer-0001.source")
-        for arguments in ([], ["--complete"]):
+        for arguments in ([], ["--complete"], ["--complete", "--layers", "2-3"],
+                          ["--complete", "--layers", "0", "--tiers", "base"]):
             done = self.refused(3, "verify", self.store, *arguments)
             self.assertIn(self.file("layer-0001.source"), done.stdout)
             self.assertIn("none of layer 1", done.stderr)
-        done = command.run("verify", self.store, "--json")
+        done = command.run("verify", self.store, "--complete", "--layers", "2", "--json")
         self.assertIn('"layers_without_record": [\n    1\n  ]', done.stdout)
+        self.assertIn('"complete": false', done.stdout)
         self.remove("layer-0001.base", "layer-0001.delta-quintal")
         command.must("build", self.model, "--store", self.store, "-q")
         command.must("verify", self.store, "--complete")
