@@ -159,6 +159,7 @@ Result<void> FileInspector::InspectManifest() {
            {"zero_mode", ZeroModeName(manifest.identity.zero_mode)},
            {"world", manifest.identity.shard_world},
            {"layers_total", manifest.layers.size()}};
+  if (!manifest.checkpoint_id.empty()) json_["checkpoint_id"] = manifest.checkpoint_id;
   const uint32_t world = manifest.identity.shard_world;
   lines_ = {Text("manifest  of generation {}{}, {} bytes, good", ToHex(id),
                  world > 1 ? Text(", {} ranks", world) : "", bytes.size()),
@@ -166,6 +167,8 @@ Result<void> FileInspector::InspectManifest() {
                  ZeroModeName(manifest.identity.zero_mode)),
             Text("  seal xxh3-128 {}, right", SealOf(AsText(bytes))),
             Text("  digest xxh3-128 {}, which layer files cite", ToHex(Digest(bytes)))};
+  if (!manifest.checkpoint_id.empty())
+    lines_.push_back(Text("  imported of the checkpoint {}", Printable(manifest.checkpoint_id)));
   if (doomed) lines_.push_back("  gc was told to remove this generation: the next gc goes on");
   return {};
 }

@@ -237,6 +237,10 @@ class Import(WithParts):
         self.assertEqual(generation["checkpoint_id"], "tinymoe of the tests")
         self.assertEqual(generation["scheme"], "moe-w2-planes-cache")
         self.assertIn("tinymoe of the tests", command.must("inspect", self.store).stdout)
+        manifest = os.path.join(self.store, generation["generation"], "manifest")
+        self.assertEqual(command.must_json("inspect", manifest)["checkpoint_id"],
+                         "tinymoe of the tests")
+        self.assertIn("tinymoe of the tests", command.must("inspect", manifest).stdout)
         self.check_parts()
 
     def test_layers_that_the_cache_does_not_have_yet(self):

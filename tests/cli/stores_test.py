@@ -327,6 +327,7 @@ class Inspect(StoreTest):
         manifest = self.inspect("manifest")
         self.assertEqual(manifest["generation"], name)
         self.assertEqual(manifest["layers_total"], 4)
+        self.assertNotIn("checkpoint_id", manifest)  # of imports only
         record = self.inspect("layer-0002.source")
         self.assertEqual((record["generation"], record["layer"], record["tensors"]), (name, 2, 12))
         with open(self.file("layer-0002.source"), encoding="utf-8") as file:
