@@ -197,7 +197,9 @@ Result<void> FileInspector::InspectSourceStamp() {
   HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env_, path_, kTextBytesMax));
   HP_ASSIGN(const std::vector<StampedShard> shards, ParseSourceStamp(AsText(bytes), path_));
   HP_TRY(CheckName(kSourceStampName));
-  json_ = {{"kind", "source stamp"}, {"good", true}, {"file_bytes", bytes.size()}};
+  json_ = {{"kind", "source stamp"}, {"good", true}};
+  if (generation_) json_["generation"] = ToHex(*generation_);
+  json_["file_bytes"] = bytes.size();
   json_["shards"] = Json::array();
   uint64_t shard_bytes = 0;
   for (const StampedShard& shard : shards) {
@@ -330,11 +332,12 @@ bool FileInspector::IsWhole(const TemporaryParts& parts) const {
 Result<void> FileInspector::InspectTemporary(const TemporaryParts& parts) {
   const auto lock = LockOfTemporary(name_);
   const bool ours = lock.has_value() || IsGenerationTemporary(name_);
-  json_ = {{"kind", "temporary"},
-           {"of", parts.final_name},
-           {"process", parts.process},
-           {"file_bytes", stat_.bytes},
-           {"whole", ours && IsWhole(parts)}};
+  json_ = {{"kind", "temporary"}};
+  if (generation_) json_["generation"] = ToHex(*generation_);
+  json_["file_bytes"] = stat_.bytes;
+  json_["of"] = parts.final_name;
+  json_["process"] = parts.process;
+  json_["whole"] = ours && IsWhole(parts);
   const std::string lock_path = folder_ / kLocksName / lock.value_or(kGenerationLockName);
   lines_ = {
       Text("temporary  of {}, {} bytes, made by process {}", parts.final_name, stat_.bytes,
@@ -358,8 +361,9 @@ Result<void> FileInspector::InspectLock() {
   const auto layer = ParseLayerLock(name_);
   json_ = {{"kind", "lock file"},
            {"good", true},
-           {"lock", name_},
-           {"generation", folder_.parent_path().filename().string()}};
+           {"generation", folder_.parent_path().filename().string()},
+           {"file_bytes", stat_.bytes},
+           {"lock", name_}};
   const std::string whose = name_ == kUsersLockName ? "everyone who uses the generation"
                             : name_ == kGenerationLockName
                                 ? "whoever writes manifest or source stamp"

@@ -321,6 +321,9 @@ class Inspect(StoreTest):
             kind = kinds.get(last) or kinds.get(last.split(".")[-1]) or "lock file"
             self.assertEqual(found["kind"], kind, name)
             self.assertTrue(found["good"], name)
+            self.assertEqual((found["generation"], found["file_bytes"]),
+                             (os.path.basename(self.generation),
+                              os.path.getsize(self.file(name))), name)
 
     def test_what_it_tells(self):
         name = os.path.basename(self.generation)
@@ -342,6 +345,7 @@ class Inspect(StoreTest):
         self.assertEqual(shard["name"], "model-00001-of-00001.safetensors")
         lock = self.inspect("locks/layer-0003")
         self.assertEqual((lock["layer"], lock["held"]), (3, False))
+        self.assertNotIn("rank", lock)
 
     def test_locks_tell_whether_they_are_held(self):
         with open(self.file("locks/layer-0001"), "r", encoding="utf-8") as file:
@@ -364,6 +368,10 @@ class Inspect(StoreTest):
             found = self.inspect(temporary)
             self.assertEqual((found["kind"], found["of"], found["process"], found["whole"]),
                              ("temporary", name, 4321, True))
+            self.assertEqual((found["generation"], found["file_bytes"]),
+                             (os.path.basename(self.generation),
+                              os.path.getsize(self.file(name))))
+            self.assertNotIn("good", found)
             with open(self.file(temporary), "r+b") as file:
                 file.write(bytes(100))
             self.assertFalse(self.inspect(temporary)["whole"], name)
@@ -443,6 +451,8 @@ class Inspect(StoreTest):
         shutil.copy(os.path.join(folder, "layer-0000.rank0.base"),
                     os.path.join(folder, "layer-0000.rank1.base"))
         command.must("inspect", os.path.join(folder, "layer-0000.rank0.base"))
+        lock = command.must_json("inspect", os.path.join(folder, "locks", "layer-0000.rank1"))
+        self.assertEqual((lock["layer"], lock["rank"]), (0, 1))
         self.assertIn("layer-0000.rank0.base", self.refused(
             3, "inspect", os.path.join(folder, "layer-0000.rank1.base")).stderr)
 
