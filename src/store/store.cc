@@ -308,7 +308,7 @@ Status Store::Ambiguous(std::string what, const std::vector<Entry>& generations,
                                                : std::string(),
                entry.layers_with_base, Counted(entry.layer_count, "layers"));
     }
-    choices.push_back(choice + Text(", begun {}", DateText(entry.modified_ns)));
+    choices.push_back(choice + Text(", manifest of {}", DateText(entry.modified_ns)));
   }
   return Status::Usage(std::move(what))
       .File(directory)

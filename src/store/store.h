@@ -198,7 +198,7 @@ class Store {
     Digest128 id{};
     std::optional<Identity> identity;  // none: its manifest cannot be read
     std::string model = {};            // DescribeModel, with the checkpoint's name where it has one
-    int64_t modified_ns = 0;           // of its manifest: when its first build began
+    int64_t modified_ns = 0;           // of its manifest; a copy may have another
     // By the names of its files; those that no layer and rank of the manifest has do not count.
     // What is in them does not decide which generation is meant.
     bool holds_layers = false;        // true also where the folder cannot be listed

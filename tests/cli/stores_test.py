@@ -269,7 +269,7 @@ class SeveralGenerations(StoreTest):
         os.remove(self.file("layer-0001.base"))
         done = self.refused(2, "boot", self.store)
         self.assertIn(f"--generation {self.name[:8]}  mxfp4, 4 MoE layers, E=2 H=64 I=64, "
-                      "3 of 4 layers there, begun 20", done.stderr)
+                      "3 of 4 layers there, manifest of 20", done.stderr)
         self.assertIn(f"--generation {second[:8]}  bf16, 2 MoE layers", done.stderr)
 
     def test_where_both_are_whole_they_are_told_apart(self):
@@ -278,10 +278,13 @@ class SeveralGenerations(StoreTest):
             done = self.refused(2, *arguments, self.store)
             for name, what in ((self.name, "mxfp4, 4 MoE layers, E=2 H=64 I=64, 4 of 4 layers"),
                                (second, "bf16, 2 MoE layers, E=2 H=64 I=64, 2 of 2 layers")):
-                self.assertRegex(done.stderr, f"--generation {name[:8]}  {what} there, begun "
+                self.assertRegex(done.stderr, f"--generation {name[:8]}  {what} there, manifest of "
                                  r"\d{4}-\d\d-\d\d \d\d:\d\d UTC")
+        os.utime(self.file("manifest"), (86400, 86400))  # as a copy may leave it
         error = json.loads(command.run("warm", self.store, "--json").stdout)["error"]
         self.assertEqual(len(error["choices"]), 2)
+        [old] = [choice for choice in error["choices"] if self.name[:8] in choice]
+        self.assertTrue(old.endswith(", manifest of 1970-01-02 00:00 UTC"), old)
         for choice in error["choices"]:
             command.must("warm", self.store, *choice.split()[:2])
 
