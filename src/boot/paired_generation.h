@@ -10,11 +10,6 @@
 
 namespace hotplane {
 
-// The name of the generation that begins with `prefix` and whose source is `checkpoint`; `prefix`
-// itself where none is. kUsage with the list when there are several.
-Result<std::string> FindPairedGeneration(const Store& store, std::string_view prefix,
-                                         const MoeModel& model, const Digest128& fingerprint);
-
 // The name of the generation that begins with `prefix` and whose source has this fingerprint;
 // `prefix` itself where none has. kUsage with the list when there are several.
 Result<std::string> FindPairedGeneration(const Store& store, std::string_view prefix,
