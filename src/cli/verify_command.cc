@@ -171,10 +171,16 @@ Result<void> CheckFindings(const Generation& generation, const VerifyReport& rep
     if (finding.status.code() == StatusCode::kSystem)
       return Fail(
           Status(finding.status).Because(Text("{}, among them what could not be read", findings)));
-  return Fail(Status::Data(Text("{} in the store", findings))
-                  .File(generation.directory())
-                  .Advice("remove the files named above and run `hotplane build` again: only "
-                          "their layers are built"));
+  // A layer that is there is not built again, and builds write the record.
+  const bool records = std::ranges::any_of(report.findings, [](const VerifyFinding& finding) {
+    return finding.file.ends_with(".source");
+  });
+  return Fail(
+      Status::Data(Text("{} in the store", findings))
+          .File(generation.directory())
+          .Advice(Text("remove the files named above{} and run `hotplane build` again: only "
+                       "their layers are built",
+                       records ? ", of a source record with the files of its layer," : "")));
 }
 
 std::string LayersText(const std::vector<uint32_t>& layers, const Manifest& manifest) {

@@ -268,6 +268,20 @@ class BadStore(unittest.TestCase):
             command.must("boot", self.store, "--generation", name[:8])
         self.assertEqual(command.run("boot", self.store, "--generation", "x").returncode, 2)
 
+    def test_what_verify_advises_about_a_source_record_mends_it(self):
+        [generation] = os.listdir(self.store)
+        folder = os.path.join(self.store, generation)
+        with open(os.path.join(folder, "layer-0001.source"), "a", encoding="utf-8") as file:
+            file.write("X")
+        done = command.run("verify", self.store)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("of a source record with the files of its layer", done.stderr)
+        for name in os.listdir(folder):
+            if name.startswith("layer-0001."):
+                os.remove(os.path.join(folder, name))
+        command.must("build", self.model, "--store", self.store, "-q")
+        command.must("verify", self.store, "--complete")
+
     def test_verify_names_a_file_of_a_layer_that_the_model_does_not_have(self):
         [generation] = os.listdir(self.store)
         folder = os.path.join(self.store, generation)
