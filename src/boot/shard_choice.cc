@@ -162,8 +162,11 @@ Result<uint32_t> ChooseRank(const ShardRequest& request, uint32_t world,
       Status::Usage(Text("the store is cut into {} shards, and nothing says which is meant", world))
           .File(directory)
           .Expected(
-              Text("--rank 0 to {}, or a process started by torchrun, MPI or Slurm", world - 1))
-          .Found(request.launched.empty() ? "neither" : LaunchedText(request.launched)));
+              Text("--rank 0 to {}, or a rank below its world in the environment, as torchrun, "
+                   "MPI and Slurm leave it (RANK, WORLD_SIZE, ...)",
+                   world - 1))
+          .Found(request.launched.empty() ? "no --rank, and no such pair"
+                                          : LaunchedText(request.launched)));
 }
 
 Result<GenerationChoice> ChooseGeneration(const std::vector<Store::Entry>& candidates,
