@@ -237,8 +237,10 @@ Result<void> RunInspect(const Context& context) {
   if (PathKindOf(env, path) == PathKind::kCheckpoint) return InspectCheckpoint(context);
   const Result<Store> store = Store::Open(env, path);
   if (store) return InspectStore(context, *store);
-  // No generation in it: then it can only be a checkpoint. Anything else is said as it is.
-  if (store.error().code() != StatusCode::kData) return Fail(store.error());
+  // No generation in it: then it can only be a checkpoint. Anything else is said as it is, also
+  // about what is in it.
+  if (store.error().code() != StatusCode::kData || store.error().file() != path)
+    return Fail(store.error());
   return InspectCheckpoint(context);
 }
 

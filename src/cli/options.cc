@@ -442,7 +442,7 @@ void Parser::AddSynth() {
 void Parser::AddDoctor() {
   CLI::App* const app =
       AddCommand(Command::kDoctor, "doctor",
-                 "Say what this machine, and a store on it, will do: OK and WARN lines",
+                 "Say what this machine, and a store on it, will do: OK, WARN and FAIL lines",
                  "hotplane doctor --store /store");
   app->add_option("--store", options_.path, "A store to look at")->envname("HOTPLANE_STORE");
   AddDevice(app, "Also measure this one: cuda, or cuda:N");

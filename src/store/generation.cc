@@ -221,12 +221,17 @@ Result<std::optional<SourceRecord>> Generation::ReadSourceRecord(uint32_t layer)
   HP_ASSIGN(const FileStat stat, env().Stat(path));
   if (stat.type == FileType::kInvalid) return std::nullopt;
   HP_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(env(), path, kSealedTextBytesMax));
-  HP_ASSIGN(SourceRecord record, DecodeSourceRecord(AsText(bytes), path));
-  if (record.generation == state_->id && record.layer == layer) return record;
+  // A layer that is there is not built again, and builds write the record.
+  static constexpr char kAdvice[] =
+      "remove this file and the files of its layer, and run `hotplane build` again";
+  Result<SourceRecord> record = DecodeSourceRecord(AsText(bytes), path);
+  if (!record) return Fail(Status(record.error()).Advice(kAdvice));
+  if (record->generation == state_->id && record->layer == layer) return *std::move(record);
   return Fail(Status::Data("the source record belongs to another layer or generation")
                   .File(path)
                   .Expected(Text("generation {}, layer {}", ToHex(state_->id), layer))
-                  .Found(Text("generation {}, layer {}", ToHex(record.generation), record.layer)));
+                  .Found(Text("generation {}, layer {}", ToHex(record->generation), record->layer))
+                  .Advice(kAdvice));
 }
 
 bool Generation::HasLayerFile(uint32_t layer) const {

@@ -268,6 +268,26 @@ class BadStore(unittest.TestCase):
             command.must("boot", self.store, "--generation", name[:8])
         self.assertEqual(command.run("boot", self.store, "--generation", "x").returncode, 2)
 
+    def test_inspect_knows_a_store_that_has_lost_its_manifest(self):
+        os.remove(self.manifest)
+        for name in ("inspect", "boot"):
+            done = command.run(name, self.store)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("the manifest of a generation is missing", done.stderr)
+
+    def test_a_damaged_source_record_says_how_to_go_on(self):
+        record = self.base.replace(".base", ".source")
+        os.remove(self.base)
+        command.flip(record, -5)
+        done = command.run("build", self.model, "--store", self.store)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn(record, done.stderr)
+        self.assertIn("remove this file and the files of its layer", done.stderr)
+        os.remove(record)
+        os.remove(self.delta)
+        command.must("build", self.model, "--store", self.store, "-q")
+        command.must("verify", self.store, "--complete")
+
     def test_what_verify_advises_about_a_source_record_mends_it(self):
         [generation] = os.listdir(self.store)
         folder = os.path.join(self.store, generation)
