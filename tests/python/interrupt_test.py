@@ -43,6 +43,20 @@ def self_interrupt(*_):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(10)
 
+class Interrupter:
+    """To be traced with: KeyboardInterrupt at this instruction of the package, counted from 1."""
+    def __init__(self, instruction):
+        self.left = instruction
+    def __call__(self, frame, event, _):
+        if not frame.f_globals.get("__name__", "").startswith("hotplane"):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
 store = hotplane.open(sys.argv[1])
 '''
 
@@ -109,19 +123,6 @@ print("clean")
     def test_interrupted_at_any_instruction(self):
         """What KeyboardInterrupt may come between: every instruction of the package."""
         self.child("""
-class Interrupter:
-    def __init__(self, instruction):
-        self.left = instruction
-    def __call__(self, frame, event, _):
-        if not frame.f_globals.get("__name__", "").startswith("hotplane"):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
-
 def interrupted_everywhere(call):
     count = 0
     while True:
@@ -155,20 +156,6 @@ print("clean")
     def test_an_interrupted_call_is_over(self):
         """Wherever in entering or leaving a call it came: another thread can close the engine."""
         self.child("""
-import sys
-class Interrupter:
-    def __init__(self, instruction):
-        self.left = instruction
-    def __call__(self, frame, event, _):
-        if not frame.f_globals.get("__name__", "").startswith("hotplane"):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
-
 def interrupted_at(instruction, engine):
     sys.settrace(Interrupter(instruction))
     try:
