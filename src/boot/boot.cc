@@ -409,7 +409,7 @@ Result<void> BootSession::State::RepairChunk(Layer& layer, size_t chunk_index, u
                                              std::span<std::byte> staged) {
   const Chunk& chunk = layer.file.chunks()[chunk_index];
   const Status error = layer.file.ChunkError(chunk_index, found);
-  Log(LogLevel::kWarning, "{}: reading it once more past the page cache", error.what());
+  Log(LogLevel::kInfo, "{}: reading it once more past the page cache", error.what());
   {
     std::lock_guard lock(mutex);
     report.bytes_reread += chunk.bytes;
@@ -421,9 +421,11 @@ Result<void> BootSession::State::RepairChunk(Layer& layer, size_t chunk_index, u
     const DroppedRange dropped = layer.mapping->Drop(data_offset, chunk.bytes);
     HP_TRY(CheckMapped(layer, dropped.begin, dropped.end));
   }
+  std::string warning =
+      Text("{}; the second read was right: look after this disk or memory", error.what());
+  Log(LogLevel::kWarning, "{}", warning);
   std::lock_guard lock(mutex);
-  report.warnings.push_back(
-      Text("{}; the second read was right: look after this disk or memory", error.what()));
+  report.warnings.push_back(std::move(warning));
   return {};
 }
 

@@ -110,7 +110,6 @@ void PrintReport(const Engine& engine) {
   if (first_skipped != nullptr)
     PrintLine(Text("skipped {}: there, and not needed ({})",
                    FormatBytes(report.bytes_skipped - attached_bytes), first_skipped->reason));
-  for (const std::string& warning : report.warnings) PrintLine("warning: " + warning);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "base/format_text.h"
 #include "base/json_text.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "boot/shard_choice.h"
 #include "cli/commands.h"
@@ -25,6 +26,7 @@ Result<void> RunWarm(const Context& context) {
     return Warm(generation, options.tiers, pool, &context.cancel, &progress, options.rank);
   }();
   HP_ASSIGN(const WarmReport report, std::move(warmed));
+  for (const std::string& warning : report.warnings) Log(LogLevel::kWarning, "{}", warning);
   if (options.common.json) {
     nlohmann::ordered_json json;
     json["generation"] = ToHex(generation.id());
@@ -39,7 +41,6 @@ Result<void> RunWarm(const Context& context) {
     PrintLine(JsonText(json));
     return {};
   }
-  for (const std::string& warning : report.warnings) PrintLine("warning: " + warning);
   if (!options.common.quiet)
     PrintLine(Text("{} of {} in the page cache ({} were), {} in {}",
                    FormatBytes(report.bytes_cached_after), FormatBytes(report.bytes),

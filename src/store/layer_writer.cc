@@ -120,9 +120,9 @@ class TemporaryLayerFile final : public LayerFileWriter {
   static Result<bool> ReplaceBad(const Status& reason) {
     const bool bad = reason.code() == StatusCode::kData || reason.error_number() == EIO;
     if (!bad) return Fail(reason);
-    // What to do about it is being done.
-    Log(LogLevel::kWarning, "a damaged file is replaced by the one that was built just now: {}",
-        Status(reason).Advice("").ToString());
+    // Whoever looked before the build has warned of it.
+    Log(LogLevel::kInfo, "a damaged file is replaced by the one that was built just now: {}",
+        reason.file());
     return false;
   }
 
