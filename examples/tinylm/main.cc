@@ -33,7 +33,23 @@ struct Row {
   double agreement;  // with the source weights' predictions
 };
 
+// What hotplane builds, repairs and chooses while it boots, and why.
+void InstallLog(bool quiet) {
+  static hotplane_log_level least;
+  least = quiet ? HOTPLANE_LOG_WARNING : HOTPLANE_LOG_INFO;
+  hotplane_set_log(
+      [](void*, hotplane_log_level level, const char* line) {
+        if (level < least) return;
+        const char* const label = level == HOTPLANE_LOG_ERROR     ? "error: "
+                                  : level == HOTPLANE_LOG_WARNING ? "warning: "
+                                                                  : "";
+        std::fprintf(stderr, "%s%s\n", label, line);
+      },
+      nullptr);
+}
+
 Result<Setup> Prepare(Options options) {
+  InstallLog(options.quiet);
   const Result<Checkpoint> checkpoint = Checkpoint::Open(options.model);
   if (!checkpoint) return Failure(checkpoint.error());
   Result<Model> model = LoadModel(*checkpoint);

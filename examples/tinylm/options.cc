@@ -25,6 +25,7 @@ are computed by hotplane from the store; layers that the store lacks are built o
   --device cpu|cuda|cuda:N where hotplane computes (cpu); on a GPU in bfloat16
   --threads N             eval: windows at the same time (the CPUs)
   --json                  one object on stdout
+  -q, --quiet             of what hotplane builds, repairs and chooses, warnings and errors only
 
   --prompt TEXT           generate: what to go on from ("def main(")
   --tokens N              bytes to add at most (200)
@@ -66,13 +67,16 @@ bool SetArithmetic(const std::string& value, Options& options) {
   return false;
 }
 
-bool IsFlag(const std::string& name) { return name == "--json" || name == "--no-cache"; }
+bool IsFlag(const std::string& name) {
+  return name == "--json" || name == "--no-cache" || name == "--quiet";
+}
 
 // False for a value that the option cannot have; `known` tells whether there is such an option.
 bool Set(const std::string& name, const std::string& value, Options& options, bool& known) {
   known = true;
   if (name == "--json") return options.json = true;
   if (name == "--no-cache") return options.no_cache = true;
+  if (name == "--quiet") return options.quiet = true;
   if (name == "--store") return !(options.store = value).empty();
   if (name == "--text") return !(options.text = value).empty();
   if (name == "--prompt") return !(options.prompt = value).empty();
@@ -125,7 +129,7 @@ Result<Options> ParseOptions(int argc, char** argv) {
   Options options;
   std::set<std::string> given;
   for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
+    const std::string word = argv[i] == std::string("-q") ? "--quiet" : argv[i];
     if (word == "--help" || word == "-h") {
       options.help = true;
       return options;

@@ -24,6 +24,7 @@ struct Options {
   hotplane_arithmetic arithmetic = HOTPLANE_FAST;
   std::string device = "cpu";  // where the store is booted to, and its experts are computed
   bool json = false;
+  bool quiet = false;    // of hotplane's log, warnings and errors only
   uint32_t threads = 0;  // 1 or more after ParseOptions
 
   std::string prompt = "def main(";

@@ -375,8 +375,24 @@ Result<std::map<uint32_t, std::byte*>> Engine::PlaceKept() {
   return places;
 }
 
+// Warnings have told of the damaged ones; here is all of it, and what it will cost.
+void Engine::TellWhatIsBuilt() const {
+  std::string what;
+  for (const Tier tier : {Tier::kBase, Tier::kDelta}) {
+    std::vector<uint32_t> layers;
+    for (const uint32_t layer : config_->layers)
+      if (plan_->Of(layer, tier).action == PlanAction::kBuild) layers.push_back(layer);
+    if (layers.empty()) continue;
+    what += Text("{}{} of layer{} {}", what.empty() ? "" : "; ", TierName(tier),
+                 layers.size() == 1 ? "" : "s", LayerListText(layers, manifest_));
+  }
+  Log(LogLevel::kInfo, "the store lacks {}: built from {}, {} to read and {} to write", what,
+      options_.checkpoint, FormatBytes(plan_->bytes_checkpoint), FormatBytes(plan_->bytes_built));
+}
+
 Result<void> Engine::StartBuilds() {
   if (!plan_->builds()) return {};
+  TellWhatIsBuilt();
   std::map<uint32_t, std::vector<Encoding>> needs;
   for (const PlanEntry& entry : plan_->entries)
     if (entry.action == PlanAction::kBuild) needs[entry.layer].push_back(entry.encoding);

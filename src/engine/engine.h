@@ -154,6 +154,7 @@ class Engine {
   Result<void> CheckRoomForWanted() const;
   Result<PlanConfig> SelectWanted() const;
   void TellWhatStaysOnTheHost() const;
+  void TellWhatIsBuilt() const;
   Result<void> KeepOfCheckpoint(std::vector<Store::Entry>& candidates);
   Result<void> CreateGeneration();
   // Opens the checkpoint and proves that it is the generation's; `may_write`: keeps its stamp.

@@ -283,6 +283,33 @@ class Malformed(unittest.TestCase):
         self.assertTrue(all(abs(row["loss"] - math.log(256)) < 0.5 for row in rows), rows)
         self.assertAlmostEqual(rows[0]["loss"], rows[1]["loss"], delta=1e-5)
 
+    def test_what_is_built_and_repaired_is_told(self):
+        store = os.path.join(self.root, "store")
+        command_line = ("generate", self.model, "--store", store, "--precision", "base", "--tokens",
+                        2)
+        done = run(*command_line)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        built = f"the store lacks base of layer 0: built from {self.model}".encode()
+        self.assertIn(built, done.stderr)
+        complete = run(*command_line)
+        self.assertIn(b"the store is complete", complete.stderr)
+        self.assertNotIn(b"built from " + self.model.encode(), complete.stderr)
+        base, = (file for file in command.files_below(store) if file.endswith(".base"))
+        for quiet in ((), ("-q",), ("--quiet",)):
+            command.flip(base, 100)
+            done = run(*command_line, *quiet)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stdout, complete.stdout)
+            self.assertIn(b"warning: layer 0 (base) is damaged and is built again", done.stderr)
+            self.assertEqual(done.stderr.count(b"warning: "), 1)
+            self.assertEqual(built in done.stderr, not quiet)
+        # Its header is right: found out while it is read.
+        command.flip(base, os.path.getsize(base) - 4096 + 5)
+        done = run(*command_line, "-q")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(b"warning: layer 0 is built again from the checkpoint", done.stderr)
+        self.assertNotIn(b"warning", run(*command_line, "-q").stderr)
+
     def test_the_page_names_the_keys_and_the_exit_codes(self):
         with open(os.path.join(SOURCE, "docs", "tinylm.md"), encoding="utf-8") as file:
             page = file.read()
