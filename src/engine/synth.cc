@@ -8,9 +8,11 @@
 #include <map>
 
 #include "base/format_text.h"
+#include "base/log.h"
 #include "base/number_text.h"
 #include "base/units.h"
 #include "base/worker_pool.h"
+#include "boot/plan.h"
 #include "quant/quantize.h"
 #include "store/store.h"
 
@@ -135,6 +137,44 @@ Manifest SynthManifest(const SynthStoreOptions& options) {
   return manifest;
 }
 
+// Random experts beside a model's would fill its disk, and from then on every command would have to
+// be told which of the two is meant.
+Result<void> CheckNoModelThere(Env& env, const std::string& directory) {
+  Status refusal =
+      Status::Usage("there is a model's store here: random experts are not put beside it")
+          .File(directory)
+          .Expected("a new folder, or a store that only synth has written to")
+          .Advice("give another folder; nothing was written");
+  const Result<Store> store = Store::Open(env, directory);
+  if (!store) {
+    const bool lost_manifest =
+        store.error().code() == StatusCode::kData && store.error().file() != directory;
+    if (!lost_manifest) return {};  // nothing, or what the making of a generation refuses
+    return Fail(std::move(refusal).Found(store.error().what() + ": " + store.error().file()));
+  }
+  HP_ASSIGN(const std::vector<Store::Entry> entries, store->FindGenerations(""));
+  for (const Store::Entry& entry : entries) {
+    const auto opened = store->OpenGeneration(ToHex(entry.id), {.read_only = true});
+    if (opened && opened->manifest().scheme == kSyntheticScheme) continue;
+    return Fail(std::move(refusal).Found(
+        Text("generation {}, {}", ToHex(entry.id),
+             opened ? entry.model : std::string("whose manifest cannot be read"))));
+  }
+  HP_ASSIGN(const std::vector<std::string> lost, store->ListWithoutManifest());
+  if (lost.empty()) return {};
+  return Fail(std::move(refusal).Found("layer files without their manifest: " + lost.front()));
+}
+
+// A file that may well be right is not replaced.
+Result<bool> IsMissing(const Generation& generation, uint32_t layer, Encoding encoding) {
+  const TierProbe probe = generation.Probe(layer, encoding);
+  const std::string file = Text("layer {} ({})", layer, EncodingName(encoding));
+  if (probe.presence == Presence::kUnreadable) return Fail(UnreadableFile(*probe.reason, file));
+  if (probe.presence == Presence::kDamaged)
+    Log(LogLevel::kWarning, "{} is damaged and is made again: {}", file, probe.reason->what());
+  return probe.presence != Presence::kPresent;
+}
+
 Result<void> CheckSpace(Env& env, const Generation& generation, const SynthStoreOptions& options) {
   uint64_t bytes = 0;
   for (uint32_t l = 0; l < options.layers; ++l)
@@ -180,6 +220,7 @@ Result<SynthReport> SynthStore(Env& env, const std::string& directory,
                                const SynthStoreOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const LockWaiting waiting{options.cancel, options.stall_seconds, options.progress};
+  HP_TRY(CheckNoModelThere(env, directory));
   HP_ASSIGN(const Generation generation,
             Store::OpenOrCreateGeneration(env, directory, SynthManifest(options), waiting));
   HP_TRY(CheckSpace(env, generation, options));
@@ -197,7 +238,8 @@ Result<SynthReport> SynthStore(Env& env, const std::string& directory,
     HP_ASSIGN(const auto lock, generation.LockLayer(l, LockWait::kBlock, waiting));
     std::vector<std::unique_ptr<LayerFileWriter>> writers;
     for (const Encoding encoding : options.encodings) {
-      if (generation.Probe(l, encoding).presence == Presence::kPresent) continue;
+      HP_ASSIGN(const bool missing, IsMissing(generation, l, encoding));
+      if (!missing) continue;
       HP_ASSIGN(std::unique_ptr<LayerFileWriter> writer, generation.CreateLayer(l, encoding));
       writers.push_back(std::move(writer));
     }

@@ -35,8 +35,8 @@ struct SynthReport {
 };
 
 // Packs random MXFP4 experts, so the planes, both tiers and all checksums are what a build would
-// write. Layer files that are there already are kept. kCapacity before anything is written when
-// they do not fit on the disk.
+// write. Layer files that are there already are kept. Before anything is written: kUsage where the
+// folder holds a generation that this has not made, kCapacity when they do not fit on the disk.
 Result<SynthReport> SynthStore(Env& env, const std::string& directory,
                                const SynthStoreOptions& options);
 

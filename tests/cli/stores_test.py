@@ -83,6 +83,10 @@ class Completeness(StoreTest):
         report = command.must_json("warm", self.store, "--tiers", "base,delta")
         self.assertEqual(report["warnings"], ["layer 1 has no base tier",
                                               "no delta tier of layers 2-3"])
+        for quiet in ((), ("-q",)):
+            done = command.must("warm", self.store, *quiet)
+            self.assertEqual(done.stderr.count("warning: layer 1 has no base tier\n"), 1)
+            self.assertNotIn("warning", done.stdout)
 
     def test_what_should_be_there_can_be_less(self):
         self.remove(*self.DELTAS)
@@ -126,6 +130,39 @@ class Completeness(StoreTest):
         store = os.path.join(self.root, "synthetic")
         command.must("synth", store, "--geometry", "2,64,64", "--layers", "2", "-q")
         command.must("verify", store, "--complete", "--tiers", "base")
+
+    def test_random_experts_are_not_put_beside_a_model(self):
+        synth = ("--geometry", "2,64,64", "--layers", "2", "-q")
+        there = command.files_below(self.store)
+        done = self.refused(2, "synth", self.store, *synth)
+        for word in (self.store, "there is a model's store here",
+                     "generation " + os.path.basename(self.generation), "nothing was written"):
+            self.assertIn(word, done.stderr)
+        # A model whose manifest is damaged, or was lost, is one as well.
+        command.flip(self.file("manifest"), 40)
+        self.assertIn("cannot be read", self.refused(2, "synth", self.store, *synth).stderr)
+        os.rename(self.file("manifest"), os.path.join(self.root, "manifest"))
+        self.assertIn("manifest", self.refused(2, "synth", self.store, *synth).stderr)
+        there.remove(self.file("manifest"))
+        self.assertEqual(command.files_below(self.store), there)
+        # Beside other random experts they are welcome.
+        store = os.path.join(self.root, "synthetic")
+        command.must("synth", store, *synth)
+        command.must("synth", store, *synth, "--seed", "2")
+        self.assertEqual(len(command.must_json("inspect", store)["generations"]), 2)
+
+    def test_a_damaged_file_of_random_experts_is_made_again_with_a_warning(self):
+        store = os.path.join(self.root, "synthetic")
+        synth = ("synth", store, "--geometry", "2,64,64", "--layers", "2", "-q")
+        command.must(*synth)
+        base, = (file for file in command.files_below(store) if file.endswith("layer-0001.base"))
+        with open(base, "rb") as file:
+            whole = file.read()
+        command.flip(base, 100)
+        done = command.must(*synth)
+        self.assertEqual(done.stderr.count("warning: layer 1 (base) is damaged"), 1)
+        with open(base, "rb") as file:
+            self.assertEqual(file.read(), whole)
 
     def test_a_damaged_file_is_not_missing(self):
         command.flip(self.file("layer-0000.base"), 100)
@@ -503,6 +540,10 @@ class Repair(StoreTest):
         for damage in (self.damage_header, self.damage_data):
             damage(1)
             done = command.must("boot", self.store, "--checkpoint", self.model)
+            warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+            self.assertEqual(len(warnings), 1, done.stderr)
+            self.assertRegex(warnings[0], "layer 1 .*is built again")
+            self.assertNotIn("warning", done.stdout)
             self.assertIn("built 1 layer (1 rebuilt, damaged before)", done.stdout)
             self.assertIn("a damaged file is replaced", done.stderr)
             self.assert_no_advice(done.stdout + done.stderr)
