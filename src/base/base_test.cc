@@ -135,6 +135,30 @@ TEST(Log, GoesToTheSinkAndNowhereElse) {
   EXPECT_EQ(lines, std::vector<std::string>{"layer 3"});
 }
 
+TEST(Log, NamesForgeNoLinesAndSteerNoTerminal) {
+  std::vector<std::string> lines;
+  SetLogSink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  Log(LogLevel::kInfo, "{} is there", "a\x1b[2J\nerror: b");
+  LogStatus(LogLevel::kError, "building layer 3", Status::Data("bad\n").File("x\ny"));
+  LogStatus(LogLevel::kError, "", Status::Data("bad"));
+  SetLogSink({});
+  EXPECT_EQ(lines,
+            (std::vector<std::string>{"a\\x1b[2J\\x0aerror: b is there",
+                                      "building layer 3: bad\\x0a\n  file      x\\x0ay", "bad"}));
+}
+
+TEST(Status, IsOneLineWhereThatIsWanted) {
+  const Status status = Status::Data("bad").File("a\nb").At(7).Expected("x").Found("y").Advice("z");
+  EXPECT_EQ(status.ToLine(), "bad; file a\\x0ab; offset 7; expected x; found y; to fix: z");
+  EXPECT_EQ(Status::Data("bad").ToLine(), "bad");
+}
+
+TEST(Printable, KeepsLinesWhereThereAreSome) {
+  EXPECT_EQ(PrintableLines("a\x1b\n\nb\r\n"), "a\\x1b\n\nb\\x0d\n");
+  EXPECT_EQ(PrintableLines(""), "");
+  EXPECT_EQ(Printable("\xc2\x9b\xc3\xa9\x7f\n"), "\\xc2\\x9b\xc3\xa9\\x7f\\x0a");
+}
+
 TEST(HugeBuffer, IsAlignedZeroedAndMovable) {
   HugeBuffer buffer = HugeBuffer::Allocate(3 * kMiB + 5).value();
   EXPECT_EQ(buffer.size(), 3 * kMiB + 5);

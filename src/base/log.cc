@@ -16,6 +16,11 @@ SinkState& State() {
   return *state;
 }
 
+void Hand(LogLevel level, const std::string& line) {
+  std::lock_guard lock(State().mutex);
+  if (State().sink) State().sink(level, line);
+}
+
 }  // namespace
 
 void SetLogSink(LogSink sink) {
@@ -23,9 +28,10 @@ void SetLogSink(LogSink sink) {
   State().sink = std::move(sink);
 }
 
-void LogLine(LogLevel level, std::string_view line) {
-  std::lock_guard lock(State().mutex);
-  if (State().sink) State().sink(level, line);
+void LogLine(LogLevel level, std::string_view line) { Hand(level, Printable(line)); }
+
+void LogStatus(LogLevel level, std::string_view doing, const Status& status) {
+  Hand(level, doing.empty() ? status.ToString() : Status(status).Because(doing).ToString());
 }
 
 }  // namespace hotplane

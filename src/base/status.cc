@@ -80,6 +80,29 @@ std::string Printable(std::string_view text) {
   return printable;
 }
 
+std::string PrintableLines(std::string_view text) {
+  std::string printable;
+  for (size_t at = 0;; printable += '\n') {
+    const size_t end = text.find('\n', at);
+    printable += Printable(text.substr(at, end - at));
+    if (end == std::string_view::npos) return printable;
+    at = end + 1;
+  }
+}
+
+std::string Status::ToLine() const {
+  std::string text = what_;
+  auto add = [&text](std::string_view name, std::string_view value) {
+    if (!value.empty()) text += Text("; {} {}", name, value);
+  };
+  add("file", file_);
+  if (offset_) add("offset", Text("{}", *offset_));
+  add("expected", expected_);
+  add("found", found_);
+  add("to fix:", advice_);
+  return Printable(text);
+}
+
 std::string Status::ToString() const {
   std::string text = Printable(what_);
   auto line = [&text](std::string_view name, std::string_view value) {

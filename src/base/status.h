@@ -64,6 +64,8 @@ class [[nodiscard]] Status {
   const std::string& advice() const { return advice_; }
   const std::vector<std::string>& choices() const { return choices_; }
 
+  // One line: the sentence, then the fields that are set, without the choices.
+  std::string ToLine() const;
   // Several lines: the sentence, then one indented "name  value" line for each field that is set,
   // and at last the choices.
   std::string ToString() const;
@@ -92,6 +94,8 @@ inline tl::unexpected<Status> Fail(Status status) {
 // Names and paths come from outside: control characters in them, C1 in UTF-8 included, would steer
 // the terminal that shows them. They become \xNN.
 std::string Printable(std::string_view text);
+// The same of text of several lines, which stay.
+std::string PrintableLines(std::string_view text);
 
 }  // namespace hotplane
 

@@ -191,7 +191,7 @@ Result<void> BootSession::State::OpenLayers(const std::vector<uint32_t>& ordinal
   report.layers_total = static_cast<uint32_t>(ordinals.size());
   if (failures.empty()) return {};
   if (failures.size() > 1)
-    for (const Status& failure : failures) Log(LogLevel::kError, "{}", failure.ToString());
+    for (const Status& failure : failures) LogStatus(LogLevel::kError, "", failure);
   return Fail(std::move(failures.front())
                   .Because(Text("{} of {} layers cannot be booted; the first", failures.size(),
                                 ordinals.size())));

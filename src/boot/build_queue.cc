@@ -30,7 +30,7 @@ Status JoinFailures(std::map<uint32_t, Status> failures) {
   std::string list;
   for (const auto& [layer, other] : failures) {
     list += Text("{}{}", list.empty() ? "" : ", ", layer);
-    Log(LogLevel::kError, "building layer {}: {}", layer, other.ToString());
+    LogStatus(LogLevel::kError, Text("building layer {}", layer), other);
   }
   return std::move(status).Because(Text("building layers {}; the first", list));
 }

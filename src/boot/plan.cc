@@ -480,7 +480,7 @@ std::string PlanTable(const BootPlan& plan) {
       text += Text("{:<12} {:<14} {:<15} {:>12} {:>12} {:>12} {:>12}  {}\n", layers,
                    EncodingName(run.encoding), ActionText(run), FormatBytes(run.bytes_store),
                    FormatBytes(run.bytes_checkpoint), FormatBytes(run.bytes_built),
-                   FormatBytes(run.bytes_skipped), run.reason);
+                   FormatBytes(run.bytes_skipped), Printable(run.reason));
       i = next;
     }
   }

@@ -131,9 +131,13 @@ Result<void> RunBoot(const Context& context) {
     }
   }
   if (options.dry_run) {
-    PrintLine(options.common.json ? engine->PlanJson() : PlanTable(engine->plan()));
+    if (options.common.json) {
+      PrintJson(engine->PlanJson());
+    } else {
+      PrintText(PlanTable(engine->plan()));
+    }
   } else if (options.common.json) {
-    PrintLine(engine->ReportJson());
+    PrintJson(engine->ReportJson());
   } else if (!options.common.quiet) {
     PrintReport(*engine);
   }

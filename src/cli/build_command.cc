@@ -51,7 +51,7 @@ Result<void> RunBuild(const Context& context) {
   if (!built) return Fail(WithResumeAdvice(built.error()));
   const BuildReport& report = *built;
   if (options.common.json) {
-    PrintLine(BuildReportJson(report));
+    PrintJson(BuildReportJson(report));
     return {};
   }
   if (options.common.quiet) return {};

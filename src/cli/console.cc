@@ -42,6 +42,13 @@ void PrintError(const std::string& text) {
   std::fflush(stderr);
 }
 
+void WriteResult(const std::string& text) {
+  const std::string line = text + "\n";
+  output_printed = true;
+  if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fflush(stdout) != 0)
+    output_failed = true;
+}
+
 }  // namespace
 
 void InstallLog(const CommonOptions& common) {
@@ -159,17 +166,16 @@ Status WithResumeAdvice(const Status& status) {
 
 int ReportFailure(const Status& status, const CommonOptions& common) {
   // One object on stdout: a command that printed its report already has said there what is wrong.
-  if (common.json && !output_printed) PrintLine(StatusJson(status));
+  if (common.json && !output_printed) PrintJson(StatusJson(status));
   PrintError("error: " + status.ToString());
   return status.exit_code();
 }
 
-void PrintLine(const std::string& text) {
-  const std::string line = text + "\n";
-  output_printed = true;
-  if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fflush(stdout) != 0)
-    output_failed = true;
-}
+void PrintLine(std::string_view text) { WriteResult(Printable(text)); }
+
+void PrintText(std::string_view text) { WriteResult(PrintableLines(text)); }
+
+void PrintJson(const std::string& json) { WriteResult(json); }
 
 Result<void> FinishOutput() {
   if (!output_failed) return {};

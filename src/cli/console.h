@@ -53,8 +53,13 @@ Status WithResumeAdvice(const Status& status);
 // Prints the error as a person or, with --json, a program wants it, and returns its exit code.
 int ReportFailure(const Status& status, const CommonOptions& common);
 
-// To stdout. What could not be written is remembered: see FinishOutput.
-void PrintLine(const std::string& text);
+// To stdout. What could not be written is remembered: see FinishOutput. Names from outside stand in
+// what people read: no control character of theirs, a line break included, reaches the terminal.
+void PrintLine(std::string_view text);
+// Text of several lines, whose names are printable already.
+void PrintText(std::string_view text);
+// As it is: JSON escapes what it holds.
+void PrintJson(const std::string& json);
 
 // Called once, last: kSystem when any result could not be written to stdout.
 Result<void> FinishOutput();

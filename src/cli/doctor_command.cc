@@ -75,7 +75,7 @@ class Doctor {
   Result<void> CheckRegistration(std::span<const std::byte> pages, const char* of);
   Result<void> CheckDisk(const Bases& bases);
   void EstimateNext(const Bases& bases);
-  void PrintJson() const;
+  void PrintReport() const;
   void Add(bool ok, std::string subject, std::string text) {
     findings_.push_back({ok, std::move(subject), std::move(text)});
   }
@@ -137,7 +137,7 @@ Result<void> Doctor::CheckMemory() {
 void Doctor::CheckIo() {
   const Result<std::unique_ptr<AsyncReader>> reader = PosixEnv().NewReader({});
   if (!reader) {
-    Add(false, "io", Text("cold reads are refused: {}", reader.error().ToString()));
+    Add(false, "io", Text("cold reads are refused: {}", reader.error().ToLine()));
     return;
   }
   const std::string reason = (*reader)->reason();
@@ -152,7 +152,7 @@ Result<void> Doctor::CheckDevice() {
   Result<std::unique_ptr<Device>> device =
       OpenCudaDevice(options_.device.ordinal, {.thread_count = pool_.worker_count()});
   if (!device) {
-    Add(false, "device", device.error().ToString());
+    Add(false, "device", device.error().ToLine());
     device_failure_ = std::move(device.error());
     return {};
   }
@@ -301,7 +301,7 @@ Result<void> Doctor::CountFiles(const Generation& of_rank, Encoding encoding, si
                                 Bases* bases) {
   for (const ManifestLayer& layer : of_rank.manifest().layers) {
     const TierProbe probe = of_rank.Probe(layer.ordinal, encoding);
-    if (probe.reason) Add(false, "store", probe.reason->ToString());
+    if (probe.reason) Add(false, "store", probe.reason->ToLine());
     if (probe.presence != Presence::kPresent) continue;
     ++*present;
     if (encoding != Encoding::kBase) continue;
@@ -401,11 +401,7 @@ void Doctor::TellFit(const BootPlan& plan) {
 // On one line, as findings are.
 std::string Doctor::FailureText() const {
   const Status& why = *boot_failure_;
-  std::string text = Text("would fail with exit code {}: {}", why.exit_code(), why.what());
-  if (!why.file().empty()) text += Text("; file {}", why.file());
-  if (!why.found().empty()) text += Text("; found {}", why.found());
-  if (!why.advice().empty()) text += Text("; to fix: {}", why.advice());
-  return Printable(text);
+  return Text("would fail with exit code {}: {}", why.exit_code(), why.ToLine());
 }
 
 Result<void> Doctor::Run() {
@@ -423,7 +419,7 @@ Result<void> Doctor::Run() {
   HP_TRY(CheckDisk(bases));
   EstimateNext(bases);
   if (options_.common.json) {
-    PrintJson();
+    PrintReport();
     return {};
   }
   for (const Finding& finding : findings_)
@@ -435,7 +431,7 @@ Result<void> Doctor::Run() {
   return {};
 }
 
-void Doctor::PrintJson() const {
+void Doctor::PrintReport() const {
   constexpr double kGiga = 1e9;
   const auto known = [](double rate) {
     return rate > 0 ? nlohmann::ordered_json(rate / kGiga) : nlohmann::ordered_json(nullptr);
@@ -475,7 +471,7 @@ void Doctor::PrintJson() const {
     json["boot"] = {{"seconds", nullptr}};
     json["boot"]["fails"] = nlohmann::ordered_json::parse(StatusJson(*boot_failure_))["error"];
   }
-  PrintLine(JsonText(json));
+  PrintJson(JsonText(json));
 }
 
 }  // namespace

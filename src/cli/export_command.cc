@@ -64,7 +64,7 @@ void PrintHf(const Context& context, const Generation& generation, const HfExpor
                                          {"experts_fp4", report.experts_fp4},
                                          {"files_copied", report.files_copied},
                                          {"warnings", report.warnings}};
-    PrintLine(JsonText(json));
+    PrintJson(JsonText(json));
   } else if (!options.common.quiet) {
     PrintLine(Text("wrote {} to {}: {} at base, {} at FP4, as BF16; {} and {} as they were",
                    FormatBytes(report.bytes_written), options.hf,
@@ -116,7 +116,7 @@ void PrintCache(const Context& context, const PlanesCacheExportReport& report) {
         {"bytes_written", report.bytes_written},
         {"seconds", report.seconds},
         {"warnings", report.warnings}};
-    PrintLine(JsonText(json));
+    PrintJson(JsonText(json));
   } else if (!options.common.quiet) {
     PrintLine(
         Text("wrote {} of {} to {}, {} were there; vLLM-MoET finds them where "
@@ -184,7 +184,7 @@ Result<void> RunExport(const Context& context) {
     json["rank"] = generation.rank();
     json["world"] = generation.world();
     json["warnings"] = meant.warnings;
-    PrintLine(JsonText(json));
+    PrintJson(JsonText(json));
   } else if (!options.common.quiet) {
     PrintLine(Text("{} of layer {}{} from {}: {} bytes in {}", options.part, *options.layer,
                    generation.world() > 1

@@ -100,7 +100,7 @@ Result<void> RunFidelity(const Context& context) {
   }();
   HP_ASSIGN(const FidelityReport report, std::move(measured));
   if (options.common.json) {
-    PrintLine(FidelityJson(report));
+    PrintJson(FidelityJson(report));
   } else if (!options.common.quiet) {
     PrintReport(report);
   }

@@ -20,7 +20,7 @@ Result<void> RunGc(const Context& context) {
     json["kept_without_manifest"] = report.kept_without_manifest;
     json["bytes_freed"] = report.bytes_freed;
     json["dry_run"] = options.dry_run;
-    PrintLine(JsonText(json));
+    PrintJson(JsonText(json));
     return {};
   }
   for (const std::string& path : report.removed)

@@ -12,7 +12,7 @@ namespace {
 void Print(const Context& context, const PlanesCacheImportReport& report) {
   const Options& options = context.options;
   if (options.common.json) {
-    PrintLine(PlanesCacheImportJson(report));
+    PrintJson(PlanesCacheImportJson(report));
     return;
   }
   if (options.common.quiet) return;

@@ -112,7 +112,7 @@ void PrintGeneration(const Generation& generation) {
     }
     PrintLine(layer.mtp ? row + "  (MTP)" : row);
   }
-  for (const std::string& reason : reasons) PrintLine("  " + reason);
+  for (const std::string& reason : reasons) PrintText("  " + reason);
 }
 
 Result<void> InspectStore(const Context& context, const Store& store) {
@@ -130,7 +130,7 @@ Result<void> InspectStore(const Context& context, const Store& store) {
       PrintGeneration(generation);
     }
   }
-  if (context.options.common.json) PrintLine(JsonText(json));
+  if (context.options.common.json) PrintJson(JsonText(json));
   return {};
 }
 
@@ -171,7 +171,7 @@ Result<void> InspectBadCheckpoint(const Context& context, const Checkpoint& chec
   if (context.options.common.json) {
     Json json{{"kind", "checkpoint"}, {"usable", false}, {"layers", Json::array()}};
     for (const MoeLayerSurvey& survey : surveys) json["layers"].push_back(SurveyJson(survey));
-    PrintLine(JsonText(json));
+    PrintJson(JsonText(json));
   } else if (!surveys.empty()) {
     PrintLine(Text("checkpoint  {}, not usable", checkpoint.path()));
     PrintSurvey(surveys, nullptr);
@@ -217,7 +217,7 @@ Result<void> InspectCheckpoint(const Context& context) {
     }
     json["layers"].push_back(std::move(entry));
   }
-  PrintLine(JsonText(json));
+  PrintJson(JsonText(json));
   return {};
 }
 

@@ -390,7 +390,7 @@ Result<bool> InspectStoreFile(const Context& context) {
   HP_ASSIGN(const bool ours, inspector.Run());
   if (!ours) return false;
   if (context.options.common.json) {
-    PrintLine(JsonText(inspector.json()));
+    PrintJson(JsonText(inspector.json()));
     return true;
   }
   for (const std::string& line : inspector.lines()) PrintLine(line);

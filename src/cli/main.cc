@@ -72,7 +72,7 @@ Result<void> Run(const Options& options) {
 // asked for.
 int Answer(const ParseOutcome& outcome, int argc, char** argv) {
   if (!outcome.error) {
-    PrintLine(outcome.text);
+    PrintText(outcome.text);
     return 0;
   }
   CommonOptions common;

@@ -31,7 +31,7 @@ Result<void> RunReport(const Context& context) {
             ReportHtml({AsText(run), options.path, AsText(trace), options.trace}));
   HP_TRY(PublishFile(PosixEnv(), options.out, std::as_bytes(std::span(html))));
   if (options.common.json) {
-    PrintLine(Text("{{\"bytes_written\": {}}}", html.size()));
+    PrintJson(Text("{{\"bytes_written\": {}}}", html.size()));
   } else if (!options.common.quiet) {
     PrintLine(Text("wrote {}, {}", options.out, FormatBytes(html.size())));
   }

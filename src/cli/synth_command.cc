@@ -67,7 +67,7 @@ Result<void> RunSynth(const Context& context) {
     if (!report.generation.empty()) json["generation"] = report.generation;
     json["bytes_written"] = report.bytes_written;
     json["seconds"] = report.seconds;
-    PrintLine(JsonText(json));
+    PrintJson(JsonText(json));
   } else if (!options.common.quiet) {
     PrintLine(Text("{} of synthetic {} in {}, {}", FormatBytes(report.bytes_written),
                    options.checkpoint_format.empty() ? "store" : "checkpoint", options.path,

@@ -92,8 +92,8 @@ struct Verified {
   SourceReport source;
 };
 
-void PrintJson(const MeantGeneration& meant, const Verified& verified, bool with_source,
-               const Completeness& found) {
+void PrintReport(const MeantGeneration& meant, const Verified& verified, bool with_source,
+                 const Completeness& found) {
   const auto& [report, source] = verified;
   Json json;
   json["generation"] = ToHex(meant.generation.id());
@@ -113,7 +113,7 @@ void PrintJson(const MeantGeneration& meant, const Verified& verified, bool with
                       {"layers_without_record", source.layers_without_record},
                       {"tensors_checked", source.tensors_checked},
                       {"bytes_checked", source.bytes_checked}};
-  PrintLine(JsonText(json));
+  PrintJson(JsonText(json));
 }
 
 // The files of these tiers that are not there.
@@ -150,11 +150,13 @@ void PrintCompleteness(const Options& options, const Generation& generation,
     PrintLine((options.complete || bad ? "BAD   " : "WARN  ") + counts);
     PrintMissingFiles(found, missing);
   }
-  for (const uint32_t layer : found.all.layers_without_record)
+  for (const uint32_t layer : found.all.layers_without_record) {
     PrintLine(
         Text("BAD   layer {} has no source record: nothing proves what its files were built "
-             "from\n      {}",
-             layer, generation.SourceRecordPath(layer)));
+             "from",
+             layer));
+    PrintLine("      " + generation.SourceRecordPath(layer));
+  }
   if (options.complete || missing.empty()) return;
   if (!found.all.base.Layers(Presence::kAbsent).empty())
     PrintLine("      a boot needs --checkpoint, or --layers that are there");
@@ -233,7 +235,7 @@ Result<Verified> VerifyAll(const Context& context, const Generation& generation)
 void PrintVerified(const Options& options, const Verified& verified) {
   const auto& [report, source] = verified;
   for (const VerifyFinding& finding : report.findings)
-    PrintLine("BAD   " + finding.status.ToString());
+    PrintText("BAD   " + finding.status.ToString());
   if (!report.findings.empty() || options.common.quiet) return;
   PrintLine(Text("OK    {}, {}, {}", Counted(report.files_checked, "files"),
                  Counted(report.chunks_checked, "chunks"), FormatBytes(report.bytes_checked)));
@@ -255,7 +257,7 @@ Result<void> RunVerify(const Context& context) {
   HP_ASSIGN(const Verified verified, VerifyAll(context, generation));
   HP_ASSIGN(const Completeness found, FindMissing(context, generation));
   if (options.common.json) {
-    PrintJson(meant, verified, !options.source.empty(), found);
+    PrintReport(meant, verified, !options.source.empty(), found);
   } else {
     PrintVerified(options, verified);
     PrintCompleteness(options, generation, found);

@@ -38,7 +38,7 @@ Result<void> RunWarm(const Context& context) {
     json["seconds"] = report.seconds;
     json["warnings"] = meant.warnings;
     for (const std::string& warning : report.warnings) json["warnings"].push_back(warning);
-    PrintLine(JsonText(json));
+    PrintJson(JsonText(json));
     return {};
   }
   if (!options.common.quiet)

@@ -491,7 +491,7 @@ Result<void> Engine::PinDelta() {
     if (pinned.error().code() != StatusCode::kData && pinned.error().code() != StatusCode::kSystem)
       return pinned;
     Warn(Text("layer {}: its delta records are not all pinned: {}", entry.layer,
-              pinned.error().ToString()));
+              pinned.error().ToLine()));
   }
   std::lock_guard lock(mutex_);
   report_.bytes_read += read_bytes;
@@ -652,7 +652,7 @@ Result<void> Engine::Recover(const Status& error) {
     return cold_->Rebuild(layer);
   }();
   if (rebuilt) return {};
-  Log(LogLevel::kError, "{}", error.ToString());
+  LogStatus(LogLevel::kError, "", error);
   return Fail(
       Status(rebuilt.error()).Because(Text("layer {} is bad and was not built again", layer)));
 }

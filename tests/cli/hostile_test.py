@@ -87,6 +87,68 @@ class Outputs(Hostile):
         self.assertIn("\\x1b", done.stderr)
 
 
+    def test_names_from_outside_do_not_steer_the_terminal(self):
+        """Names that clear the screen, forge a line, or end one, in results, logs and errors."""
+        root = os.path.join(self.root, "a\x1b[31m\x07\nOK forged\r\x7f\x9b")
+        os.mkdir(root)
+        model, store, synthetic, cache = (os.path.join(root, name) for name in
+                                          ("model", "store", "synthetic", "cache"))
+        shutil.move(self.model, model)
+        run_json, page = os.path.join(root, "run.json"), os.path.join(root, "page.html")
+        seen = set()
+
+        def look(code, *arguments):
+            done = command.run(*arguments)
+            self.assertEqual(done.returncode, code, (arguments, done.stdout, done.stderr))
+            text = done.stdout + done.stderr
+            seen.add("\\x1b[31m\\x07\\x0aOK forged\\x0d\\x7f\\xc2\\x9b" in text)
+            controls = [c for c in text if c != "\n" and (ord(c) < 32 or 127 <= ord(c) < 160)]
+            self.assertEqual(controls, [], (arguments, text))
+            self.assertNotIn("\nOK forged", text, arguments)
+
+        look(0, "build", model, "--store", store, "-v")
+        for verb in (("boot", "--checkpoint", model, "-v"), ("boot", "--dry-run"), ("warm",),
+                     ("verify", "--source", model), ("inspect",),
+                     ("export", "--layer", "0", "--part", "sc2", "--out",
+                      os.path.join(root, "part")),
+                     ("export", "--hf", os.path.join(root, "hf"), "--checkpoint", model,
+                      "--precision", "fp4"),
+                     ("export", "--planes-cache", cache, "--checkpoint-id", "m")):
+            look(0, verb[0], store, *verb[1:])
+        look(0, "doctor", "--store", store)
+        look(0, "inspect", model)
+        look(0, "fidelity", model, "--store", store)
+        look(0, "import", "--planes-cache", cache, "--layers-geometry", "3,64,64",
+             os.path.join(root, "imported"))
+        look(0, "synth", synthetic, "--geometry", "2,64,64", "--layers", "1")
+        with open(run_json, "w", encoding="utf-8") as out:
+            out.write(command.must("boot", store, "--json").stdout)
+        look(0, "report", run_json, "-o", page)
+        generation = os.path.join(store, os.listdir(store)[0])
+        for name in os.listdir(generation):
+            if name != "locks":
+                look(0, "inspect", os.path.join(generation, name))
+        os.remove(os.path.join(generation, "layer-0000.source"))
+        command.flip(os.path.join(generation, "layer-0000.base"), 100)
+        os.truncate(os.path.join(generation, "layer-0001.base"), 4096)
+        os.remove(os.path.join(generation, "layer-0001.delta-quintal"))
+        for arguments in (("verify", store), ("boot", store), ("doctor", "--store", store),
+                          ("inspect", store), ("boot", store, "--dry-run", "--checkpoint", model),
+                          ("boot", store, "--checkpoint", model, "-v"), ("synth", store,
+                          "--geometry", "2,64,64", "--layers", "1")):
+            done = command.run(*arguments)
+            look(done.returncode, *arguments)
+        look(0, "gc", store, "--generation", os.path.basename(generation)[:6])
+        self.assertIn(True, seen)
+
+    def test_tinylm_shows_no_control_characters_of_names(self):
+        done = subprocess.run([os.environ["TINYLM"], "generate",
+                               os.path.join(self.root, "no\x1b[31m\nmodel"), "--precision",
+                               "source"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("no\\x1b[31m\\x0amodel", done.stderr)
+
+
 class Limits(Hostile):
     def limited(self, limits, *arguments, user=None):
         def apply():
