@@ -7,6 +7,7 @@
 
 #include "base/fault_guard.h"
 #include "base/log.h"
+#include "capi/api_words.h"
 #include "capi/capi_state.h"
 
 namespace hotplane::capi {
@@ -204,8 +205,8 @@ Result<void> WaitFor(EngineState& state, std::unique_lock<std::mutex>& lock, siz
 }  // namespace
 
 hotplane_code Failed(const Status& status) {
-  tls_failure = status;
-  tls_failure_text = status.ToString();
+  tls_failure = InApiWords(status);
+  tls_failure_text = tls_failure->ToString();
   return static_cast<hotplane_code>(status.exit_code());
 }
 
@@ -289,7 +290,8 @@ void hotplane_set_log(hotplane_log_callback callback, void* user) {
     return;
   }
   hotplane::SetLogSink([callback, user](hotplane::LogLevel level, std::string_view line) {
-    callback(user, static_cast<hotplane_log_level>(level), std::string(line).c_str());
+    callback(user, static_cast<hotplane_log_level>(level),
+             hotplane::capi::InApiWords(line).c_str());
   });
 }
 

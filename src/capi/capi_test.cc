@@ -10,6 +10,7 @@
 #include <hotplane/engine.hpp>
 #include <thread>
 
+#include "capi/api_words.h"
 #include "checkpoint/synth_checkpoint.h"
 #include "engine/synth.h"
 #include "io/test_directory.h"
@@ -62,6 +63,70 @@ hotplane_boot_options Options() {
   hotplane_boot_options options;
   hotplane_boot_options_init(&options);
   return options;
+}
+
+TEST(ApiWords, OptionsAreArgumentsAndCommandsAreCalls) {
+  using hotplane::capi::InApiWords;
+  const std::pair<const char*, const char*> kCases[] = {
+      {"", ""},
+      {"free space, or another folder", "free space, or another folder"},
+      {"--map serves them from the page cache; or boot fewer --layers",
+       "`map` serves them from the page cache; or boot fewer `layers`"},
+      {"--base auto keeps it on the host; or lower --reserve",
+       "the residency auto keeps it on the host; or lower `reserve_bytes`"},
+      {"--layers-geometry takes --layers", "`layers_geometry` takes `layers`"},
+      {"--staging-limit 12M or more", "`staging_limit_bytes` 12M or more"},
+      {"choose one with --generation PREFIX, and its rank with --rank",
+       "choose one with `generation`, and its rank with `rank`"},
+      {"--layers-of", "--layers-of"},
+      {"/data/--layers", "/data/--layers"},
+      {"build one: hotplane build CHECKPOINT --store DIR", "build one: build(CHECKPOINT, DIR)"},
+      {"build them: `hotplane build /m x --store DIR`; or not",
+       "build them: `build(/m x, DIR)`; or not"},
+      {"`hotplane build /m` into a store", "`build(/m, ...)` into a store"},
+      {"run `hotplane build` with it", "run `build` with it"},
+      {"`hotplane build --tp W` makes a store", "`build(..., world=W)` makes a store"},
+      {"`hotplane boot --checkpoint CHECKPOINT` builds", "`boot(..., checkpoint)` builds"},
+      {"run `hotplane verify` on the store", "run `hotplane verify` on the store"},
+      {"a store: hotplane import --planes-cache /c --layers-geometry GEOMETRY STORE",
+       "a store: import_planes_cache(/c, STORE, GEOMETRY)"},
+  };
+  for (const auto& [text, words] : kCases) EXPECT_EQ(InApiWords(text), words);
+}
+
+TEST_F(CapiTest, ErrorsAdviseArgumentsAndFunctions) {
+  const auto told = [](hotplane_code code) {
+    hotplane_error error;
+    hotplane_error_init(&error);
+    EXPECT_EQ(hotplane_get_last_error(&error), HOTPLANE_OK);
+    EXPECT_EQ(error.code, code);
+    const std::string text = hotplane_last_error();
+    EXPECT_EQ(text.find(" --"), std::string::npos) << text;
+    EXPECT_NE(text.find(error.advice), std::string::npos);
+    return std::string(error.expected) + "|" + error.advice;
+  };
+  hotplane_engine* engine = nullptr;
+  hotplane_boot_options options = Options();
+  const std::string nowhere = directory_.path() + "/nowhere";
+  EXPECT_EQ(hotplane_boot(nowhere.c_str(), &options, &engine), HOTPLANE_USAGE);
+  EXPECT_NE(told(HOTPLANE_USAGE).find("build(CHECKPOINT, DIR)"), std::string::npos);
+  options.map = 1;
+  options.base_residency = HOTPLANE_RESIDENCY_DEVICE;
+  EXPECT_EQ(hotplane_boot(store_.c_str(), &options, &engine), HOTPLANE_USAGE);
+  EXPECT_NE(told(HOTPLANE_USAGE).find("leave out `map`"), std::string::npos);
+  options = Options();
+  options.rank = 1;
+  EXPECT_EQ(hotplane_boot(store_.c_str(), &options, &engine), HOTPLANE_USAGE);
+  EXPECT_NE(told(HOTPLANE_USAGE).find("no `rank`|"), std::string::npos);
+  options = Options();
+  options.memory_bytes = 1;
+  options.base_residency = HOTPLANE_RESIDENCY_DEVICE;
+  EXPECT_EQ(hotplane_boot(store_.c_str(), &options, &engine), HOTPLANE_CAPACITY);
+  EXPECT_NE(told(HOTPLANE_CAPACITY).find("boot fewer `layers`"), std::string::npos);
+  ASSERT_EQ(std::remove(PathOf("layer-0001.base").c_str()), 0);
+  options = Options();
+  EXPECT_EQ(hotplane_boot(store_.c_str(), &options, &engine), HOTPLANE_DATA);
+  EXPECT_NE(told(HOTPLANE_DATA).find("`checkpoint` builds what is missing"), std::string::npos);
 }
 
 TEST_F(CapiTest, NullsAreWrongUsageNotCrashes) {
@@ -517,6 +582,8 @@ TEST_F(CapiTest, TheOperatorTakesWhatIsRightAndRefusesTheRest) {
   refused([](hotplane_moe& c) { c.struct_bytes = 8; }, HOTPLANE_USAGE, "unknown size");
   refused([](hotplane_moe& c) { c.arithmetic = 7; }, HOTPLANE_USAGE, "arithmetic");
   refused([](hotplane_moe& c) { c.precision = 0; }, HOTPLANE_USAGE, "precision");
+  refused([](hotplane_moe& c) { c.precision = HOTPLANE_PRECISION_FP4_OR_BASE; }, HOTPLANE_USAGE,
+          "base or FP4, where arrays are the host's");
   refused([](hotplane_moe& c) { c.layer = 3; }, HOTPLANE_USAGE, "layer 3 is not published");
   refused([](hotplane_moe& c) { c.x = nullptr; }, HOTPLANE_USAGE, "x is null");
   refused([](hotplane_moe& c) { c.ids = nullptr; }, HOTPLANE_USAGE, "ids is null");

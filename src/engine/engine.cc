@@ -42,7 +42,7 @@ void Engine::OpenGates() {
 
 Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& options) {
   if (options.boot.map && options.base_residency == Residency::kDevice)
-    return Fail(Status::Usage("--map and --base device contradict each other")
+    return Fail(Status::Usage("the bases are to be mapped, and to be on the device")
                     .Expected("the bases in the page cache, or in memory of our own")
                     .Found("both")
                     .Advice("leave out --map to land them, or --base device to map them"));
@@ -54,9 +54,9 @@ Result<std::unique_ptr<Engine>> Engine::Open(Env& env, const EngineOptions& opti
     engine->manifest_ = engine->generation_->manifest();
     const ZeroMode stored = engine->manifest_.identity.zero_mode;
     if (options.zero_mode && *options.zero_mode != stored)
-      return Fail(Status::Usage("the generation was built with another --zero-mode")
+      return Fail(Status::Usage("the generation was built with another zero mode")
                       .File(engine->generation_->directory())
-                      .Expected(std::string(ZeroModeName(*options.zero_mode)))
+                      .Expected(Text("--zero-mode {}", ZeroModeName(*options.zero_mode)))
                       .Found(std::string(ZeroModeName(stored)))
                       .Advice("leave --zero-mode out, or `hotplane build` with it first"));
   }
@@ -302,7 +302,7 @@ Result<void> Engine::Plan() {
     report_.warnings.push_back(std::move(warning));
   }
   choice_warnings_.clear();
-  if (!options_.boot.verify) Warn("--verify none: no byte is checked");
+  if (!options_.boot.verify) Warn("no byte is checked, as asked");
   if (records_ != nullptr)
     for (const PlanEntry& entry : plan_->entries)
       if (TierOf(entry.encoding) == Tier::kDelta && entry.action != PlanAction::kSkip)

@@ -267,14 +267,14 @@ Result<void> Importer::CheckConfig() const {
         config.experts.value_or(g.experts) == g.experts)
       continue;
     return Fail(
-        Status::Data("--layers-geometry and --config disagree")
+        Status::Data("the geometry and the config disagree")
             .Expected(Text("E={} H={} I={}, of the config", config.experts.value_or(g.experts),
                            config.hidden.value_or(g.hidden),
                            config.intermediate.value_or(g.intermediate)))
             .Found(Text("E={} H={} I={} for layer {}", g.experts, g.hidden, g.intermediate,
                         layer.model_index))
             .Advice("file sizes do not tell which is right: look at the checkpoint's "
-                    "tensors; without --config the geometry stands"));
+                    "tensors and correct --layers-geometry, or leave out --config"));
   }
   return {};
 }

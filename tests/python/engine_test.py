@@ -14,6 +14,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 from contextlib import redirect_stderr
@@ -582,6 +583,22 @@ class Operator(WithStore):
                 ((0, x, ids, weights), {"arithmetic": "rough"})):
             with self.assertRaises(hotplane.UsageError, msg=(arguments, options)):
                 self.engine.moe_forward(*arguments, **options)
+        for precision in ("fp4_or_base", ["base"] * (EXPERTS - 1) + ["fp4_or_base"]):
+            with self.assertRaises(hotplane.UsageError) as raised:
+                self.engine.moe_forward(0, x, ids, weights, precision=precision)
+            self.assertEqual((raised.exception.expected, raised.exception.found),
+                             ("'base' or 'fp4'", "'fp4_or_base'"))
+            self.assertIn("GPU", raised.exception.advice)
+
+    def test_errors_advise_arguments_not_options_of_the_command_line(self):
+        with tempfile.TemporaryDirectory() as nothing:
+            with self.assertRaises(hotplane.DataError) as raised:
+                hotplane.boot(nothing)
+        self.assertEqual(raised.exception.advice, "build one: build(CHECKPOINT, DIR)")
+        with self.assertRaises(hotplane.CapacityError) as raised:
+            hotplane.boot(self.store_path, residency="device", memory_bytes=1)
+        self.assertIn("boot fewer `layers`", raised.exception.advice)
+        self.assertNotIn("--", str(raised.exception))
 
     def test_numpy(self):
         numpy = module("numpy")

@@ -79,5 +79,33 @@ class Header(unittest.TestCase):
             self.assertEqual(len(arguments), count, name)
 
 
+class Words(unittest.TestCase):
+    """Messages name the options of the command line: for callers of the API each has its words."""
+
+    # What only the command line reaches, and what is no option of ours.
+    ELSEWHERE = ("export", "fidelity", "synth", "report", "eval", "warm", "planes_cache_testing")
+
+    def test_every_option_that_a_message_names(self):
+        source = os.path.join(package.SOURCE, "src")
+        with open(os.path.join(source, "capi", "api_words.cc"), encoding="utf-8") as file:
+            known = set(re.findall(r'\{"(--[a-z-]+)', file.read()))
+        named = {}
+        for folder in ("base", "boot", "checkpoint", "device", "engine", "format", "io", "moe",
+                       "quant", "store"):
+            for place, _, names in os.walk(os.path.join(source, folder)):
+                for name in names:
+                    if not name.endswith(".cc") or name.startswith(self.ELSEWHERE) or any(
+                            word in name for word in ("_test", "_bench", "_fuzz")):
+                        continue
+                    with open(os.path.join(place, name), encoding="utf-8") as file:
+                        text = " ".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', file.read()))
+                    for option in re.findall(r"(?<![a-z-])--[a-z][a-z-]*", text):
+                        named.setdefault(option, name)
+        self.assertGreater(len(named), 15)
+        # In a command line that is turned into a call as a whole.
+        self.assertEqual({option: name for option, name in named.items()
+                          if option not in known | {"--planes-cache"}}, {})
+
+
 if __name__ == "__main__":
     package.main()

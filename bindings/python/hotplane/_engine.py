@@ -99,6 +99,17 @@ class Layer:
                 f"{self.intermediate} on {self.device}>")
 
 
+HOST_PRECISIONS = {name: value for name, value in PRECISIONS.items() if name != "fp4_or_base"}
+
+
+def _host_precision(value: Any) -> int:
+    if isinstance(value, str) and value == "fp4_or_base":
+        raise UsageError("precision is one of arrays on the layer's GPU",
+                         expected=" or ".join(map(repr, HOST_PRECISIONS)), found=repr(value),
+                         advice="give x on the GPU that the layer lies on, or take one of these")
+    return word("precision", HOST_PRECISIONS)(value)
+
+
 class Layers(Sequence[Layer]):
     """The layers published so far, in order."""
 
@@ -529,18 +540,17 @@ class Engine(_Opened):
         call = _library.Moe(layer=layer, token_count=rows, top_k=top_k,
                             arithmetic=word("arithmetic", ARITHMETICS)(arithmetic),
                             precision=PRECISIONS["base"])
-        chosen = word("precision", PRECISIONS)
         if isinstance(precision, str):
-            call.precision = chosen(precision)
+            call.precision = _host_precision(precision)
         else:
             if not hasattr(precision, "__len__"):
-                words = " or ".join(map(repr, PRECISIONS))
+                words = " or ".join(map(repr, HOST_PRECISIONS))
                 raise refusal("precision", f"{words}, or a sequence of these, one for each expert",
                               precision)
             if len(precision) != info.experts:
                 raise UsageError("precision has another length than the layer has experts",
                                  expected=str(info.experts), found=str(len(precision)))
-            table = (ctypes.c_uint8 * info.experts)(*map(chosen, precision))
+            table = (ctypes.c_uint8 * info.experts)(*map(_host_precision, precision))
             call.precisions = ctypes.addressof(table)
         result = Output(out, x, (rows, info.hidden))
         if rows and result.matrix.overlaps(inputs[0]):
