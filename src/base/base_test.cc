@@ -62,8 +62,40 @@ TEST(Units, ParseSizeTakesBinarySuffixes) {
   EXPECT_EQ(ParseSize("2g").value(), 2 * kGiB);
   EXPECT_EQ(ParseSize("0").value(), 0u);
   EXPECT_EQ(ParseSize("0.5G").value(), kGiB / 2);
-  for (const char* bad :
-       {"", "G", "-1", "1X", "1GG", "1e30", "nan", "inf", "1 G", "01", "00", "007M", "00.5G"})
+  EXPECT_EQ(ParseSize("4096B").value(), 4096u);
+  EXPECT_EQ(ParseSize("1.5kb").value(), 1536u);
+  EXPECT_EQ(ParseSize("9007199254740993").value(), 9007199254740993u);  // no double has it
+  EXPECT_EQ(ParseSize("8388607T").value(), uint64_t{8388607} << 40);
+  for (const char* bad : {"",
+                          "G",
+                          "-1",
+                          "+1",
+                          "1X",
+                          "1GG",
+                          "1e30",
+                          "1e9",
+                          "1E9",
+                          "1e9G",
+                          "1e-3G",
+                          "nan",
+                          "inf",
+                          "1 G",
+                          "01",
+                          "00",
+                          "007M",
+                          "00.5G",
+                          "1.5",
+                          "1.0",
+                          "1.5B",
+                          "1.G",
+                          ".5G",
+                          "1..5G",
+                          "1.5.5G",
+                          "0x10",
+                          "8388608T",
+                          "18446744073709551615",
+                          "18446744073709551616",
+                          "99999999999999999999G"})
     EXPECT_FALSE(ParseSize(bad).has_value()) << bad;
 }
 

@@ -1,8 +1,9 @@
 #include "base/units.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <cmath>
+#include <optional>
 
 #include "base/format_text.h"
 
@@ -38,30 +39,49 @@ std::string FormatSeconds(double seconds) {
   return Text("{} min {:02} s", whole / 60, whole % 60);
 }
 
+namespace {
+
+// 1024 to the power of the suffix; none: it is no suffix.
+std::optional<uint64_t> ScaleOf(std::string_view suffix) {
+  std::string upper;
+  for (const char letter : suffix)
+    upper += static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  if (upper.empty() || upper == "B") return 1;
+  const auto power = std::string_view("KMGT").find(upper[0]);
+  if (power == std::string_view::npos) return std::nullopt;
+  if (upper.size() > 1 && upper.substr(1) != "B" && upper.substr(1) != "IB") return std::nullopt;
+  return uint64_t{1} << (10 * (power + 1));
+}
+
+}  // namespace
+
+// No exponents: 1E9 might be 1E of something. A fraction has digits on both sides of its point.
 Result<uint64_t> ParseSize(std::string_view text) {
+  constexpr double kBytesEnd = 0x1p63;  // a signed file offset holds less
   const auto bad = [&] {
-    return Fail(
-        Status::Usage(Text("'{}' is not a size", text))
-            .Expected("a number without leading zeros and with an optional suffix K, M, G or T, "
-                      "such as 512M or 2G"));
+    return Fail(Status::Usage(Text("'{}' is not a size", text))
+                    .Expected("a whole number of bytes, or a number with K, M, G or T (powers of "
+                              "1024), such as 512M or 1.5G; without leading zeros"));
   };
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || !(number >= 0) || !std::isfinite(number)) return bad();
-  if (text.size() > 1 && text[0] == '0' && std::isdigit(static_cast<unsigned char>(text[1])))
+  const size_t number_end = std::min(text.find_first_not_of("0123456789."), text.size());
+  const std::string_view number = text.substr(0, number_end);
+  const std::optional<uint64_t> scale = ScaleOf(text.substr(number_end));
+  const bool leading_zero = number.size() > 1 && number[0] == '0' && number[1] != '.';
+  if (number.empty() || number.front() == '.' || number.back() == '.' || leading_zero || !scale)
     return bad();
-  std::string suffix;
-  for (const char* p = end; p != text.data() + text.size(); ++p)
-    suffix += static_cast<char>(std::toupper(static_cast<unsigned char>(*p)));
-  uint64_t scale = 1;
-  if (!suffix.empty() && suffix != "B") {
-    const auto power = std::string_view("KMGT").find(suffix[0]);
-    if (power == std::string_view::npos) return bad();
-    if (suffix.size() > 1 && suffix.substr(1) != "B" && suffix.substr(1) != "IB") return bad();
-    scale = uint64_t{1} << (10 * (power + 1));
+  const char* const end = number.data() + number.size();
+  uint64_t whole = 0;
+  const auto read = std::from_chars(number.data(), end, whole);
+  if (read.ec != std::errc()) return bad();
+  if (read.ptr == end) {
+    if (static_cast<double>(whole) * static_cast<double>(*scale) >= kBytesEnd) return bad();
+    return whole * *scale;
   }
-  const double bytes = number * static_cast<double>(scale);
-  if (bytes >= 9.2e18) return bad();
+  double value = 0;
+  const auto fraction = std::from_chars(number.data(), end, value, std::chars_format::fixed);
+  if (fraction.ec != std::errc() || fraction.ptr != end || *scale == 1) return bad();
+  const double bytes = value * static_cast<double>(*scale);
+  if (bytes >= kBytesEnd) return bad();
   return static_cast<uint64_t>(bytes);
 }
 

@@ -1,11 +1,14 @@
 #include "cli/environment.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <string_view>
 
 #include "base/format_text.h"
+#include "cli/nearest_text.h"
 
 namespace hotplane::cli {
 namespace {
@@ -20,6 +23,12 @@ constexpr EnvironmentTwin kTwins[] = {
     {"HOTPLANE_ZERO_MODE", "VLLM_MOE_W2_ZERO_MODE"},
     {"HOTPLANE_CHECKPOINT_ID", "VLLM_MOE_W2_CKPT_ID"},
 };
+
+constexpr std::string_view kPrefix = "HOTPLANE_";
+// What follows the prefix in those that no option stands for: ours, of the Python package, and of
+// the tests.
+constexpr const char* kOthers[] = {"NO_IO_URING", "LIBRARY",  "PACKAGE", "BUILD_DIR", "GPU",
+                                   "KILLS",       "KILL_MIB", "MODELS",  "SHARED"};
 
 std::string ValueOf(const char* variable) {
   const char* const value = std::getenv(variable);
@@ -76,6 +85,31 @@ std::vector<Setting> SettingOf(const std::string& option, const std::string& our
   if (!reference.empty())
     notes->push_back(Text("{} is set: {} is not used", ours, twin->reference));
   return {{ours, value, option}};
+}
+
+std::string UnknownVariables(const std::vector<std::string>& of_options) {
+  std::vector<std::string> known;  // what comes after the prefix: that all have it makes none near
+  for (const std::string& name : of_options) known.push_back(name.substr(kPrefix.size()));
+  known.insert(known.end(), std::begin(kOthers), std::end(kOthers));
+  std::vector<std::string> unknown;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    std::string_view text = *variable;
+    if (!text.starts_with(kPrefix)) continue;
+    text.remove_prefix(kPrefix.size());
+    const std::string_view name = text.substr(0, text.find('='));
+    const bool empty = text.size() <= name.size() + 1;
+    // Kubernetes sets these in every container beside a service named "hotplane".
+    const bool of_a_service = name.starts_with("SERVICE_") || name.starts_with("PORT");
+    if (empty || of_a_service || std::find(known.begin(), known.end(), name) != known.end())
+      continue;
+    const std::string nearest = Nearest(name, known);
+    unknown.push_back(Text("{}{}{}", kPrefix, name,
+                           nearest.empty() ? "" : Text(": is {}{} meant?", kPrefix, nearest)));
+  }
+  std::sort(unknown.begin(), unknown.end());
+  std::string list;
+  for (const std::string& each : unknown) list += (list.empty() ? "" : "; ") + each;
+  return list.empty() ? "" : "in the environment, and read by nothing: " + list;
 }
 
 std::string Describe(const Setting& setting) {

@@ -21,6 +21,11 @@ struct Setting {
 std::vector<Setting> SettingOf(const std::string& option, const std::string& ours,
                                std::vector<std::string>* notes);
 
+// What is wrong with the environment as a whole: variables HOTPLANE_... that are set and that
+// nothing reads, each with the nearest that is, in one line; empty when there are none.
+// `of_options` are those that options stand for.
+std::string UnknownVariables(const std::vector<std::string>& of_options);
+
 // For the log: which variable stands for which option.
 std::string Describe(const Setting& setting);
 

@@ -45,11 +45,14 @@ Accepted DecimalFrom(uint64_t lowest, uint64_t highest) {
 }
 
 Accepted Seconds() {
-  return {"a number of seconds, 0 or more", [](const std::string& text) {
+  return {"a number of seconds, 0 or more, such as 120 or 0.5", [](const std::string& text) {
             double value = 0;
             const char* const end = text.data() + text.size();
-            const auto [stopped, error] = std::from_chars(text.data(), end, value);
-            return error == std::errc() && stopped == end && std::isfinite(value) && value >= 0;
+            const auto [stopped, error] =
+                std::from_chars(text.data(), end, value, std::chars_format::fixed);
+            const bool leading_zero = text.size() > 1 && text[0] == '0' && text[1] != '.';
+            return error == std::errc() && stopped == end && std::isfinite(value) && value >= 0 &&
+                   !leading_zero;
           }};
 }
 
@@ -68,12 +71,13 @@ Accepted TierList() {
 
 Accepted Size() {
   return {
-      "a number without leading zeros and with an optional suffix K, M, G or T, such as 512M or 2G",
+      "a whole number of bytes, or a number with K, M, G or T (powers of 1024), such as 512M or "
+      "1.5G; without leading zeros",
       [](const std::string& text) { return ParseSize(text).has_value(); }};
 }
 
 Accepted SizeAboveZero() {
-  return {"a size above 0, such as 512M or 2G", [](const std::string& text) {
+  return {Size().expected + "; above 0", [](const std::string& text) {
             const Result<uint64_t> bytes = ParseSize(text);
             return bytes && *bytes > 0;
           }};

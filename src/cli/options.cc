@@ -3,13 +3,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"
 #include "base/format_text.h"
 #include "base/number_text.h"
 #include "base/units.h"
+#include "cli/nearest_text.h"
 #include "cli/option_values.h"
 #include "format/layer_file.h"
 
@@ -19,34 +19,6 @@ namespace {
 // Layers are cut along a dimension of at most 2^20 into multiples of 64.
 constexpr uint32_t kRanksMax = 1u << 14;
 static_assert(kRanksMax == kDimensionMax / kDimensionMultiple);
-
-// Insertions, deletions and replacements that make `a` of `b`.
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
-// ": is --store meant?", where one is near enough to be.
-std::string NearestText(std::string_view word, const std::vector<std::string>& known) {
-  size_t nearest = std::max<size_t>(word.size() / 3 + 1, 3);  // two letters changed places count 2
-  std::string text;
-  for (const std::string& candidate : known) {
-    const size_t distance = EditDistance(word, candidate);
-    if (distance >= nearest) continue;
-    nearest = distance;
-    text = Text(": is {} meant?", candidate);
-  }
-  return text;
-}
 
 // Texts as they came; turned into Options after parsing, with our own messages.
 struct Raw {
@@ -96,6 +68,7 @@ class Parser {
   void AddStallTimeout(CLI::App* app);
   void AddBuilding(CLI::App* app, const char* delta_default);
   CLI::Option* Takes(CLI::Option* option, const Accepted& accepted);
+  std::vector<std::string> Variables() const;
   void ReadEnvironment(int argc, char** argv, std::vector<std::string>* notes);
   const CLI::App* Given(int argc, char** argv) const;
   const Setting* SettingFor(const std::string& option) const;
@@ -648,6 +621,14 @@ bool Gives(int argc, char** argv, const std::string& option) {
   });
 }
 
+std::vector<std::string> Parser::Variables() const {
+  std::vector<std::string> names;
+  for (const auto& [command, app] : commands_)
+    for (const CLI::Option* option : app->get_options())
+      if (const std::string name = option->get_envname(); !name.empty()) names.push_back(name);
+  return names;
+}
+
 // Commands share the variables that their options set, and the parser reads the environment for all
 // commands: a variable would be taken for an option of a command that was not given, and win over
 // the option that was.
@@ -748,6 +729,7 @@ std::string Parser::FirstUnknown(const CLI::App* given, int argc, char** argv) c
 
 ParseOutcome Parser::Parse(int argc, char** argv) {
   ParseOutcome outcome;
+  outcome.warning = UnknownVariables(Variables());
   ReadEnvironment(argc, argv, &outcome.notes);
   try {
     app_.parse(argc, argv);

@@ -111,6 +111,7 @@ struct ParseOutcome {
   std::optional<Status> error;
   std::string text;
   std::vector<std::string> notes;  // which environment variable set what; for the log
+  std::string warning;             // of variables that nothing reads; empty: there are none
 };
 
 // Options have environment twins HOTPLANE_<OPTION>; VLLM_MOE_W2_BUILD_WORKERS,

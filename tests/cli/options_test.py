@@ -1,6 +1,7 @@
 """What is said of a value that an option does not take, and of the variable that it came from."""
 
 import os
+import re
 import shutil
 import tempfile
 import unittest
@@ -10,7 +11,7 @@ import command
 REFERENCE = {"HOTPLANE_WORKERS": "VLLM_MOE_W2_BUILD_WORKERS",
              "HOTPLANE_BATCH": "VLLM_MOE_W2_BUILD_BATCH_SIZE",
              "HOTPLANE_ZERO_MODE": "VLLM_MOE_W2_ZERO_MODE"}
-SIZE = "suffix K, M, G or T"
+SIZE = "a number with K, M, G or T"
 # command, option, a value that it does not take, part of what is expected
 VALUES = (
     ("build", "--workers", "abc", "from 0 to 1024"), ("build", "--workers", "9999", "0 to 1024"),
@@ -18,6 +19,10 @@ VALUES = (
     ("build", "--tiers", "base,base", "base,delta"), ("build", "--delta", "x", "quintal or nibble"),
     ("build", "--zero-mode", "x", "auto, sign or alt"), ("build", "--batch", "0", "1 to 100000"),
     ("build", "--batch", "010", "leading zeros"), ("build", "--tp", "-1", "1 to 16384"),
+    ("build", "--staging-limit", "1e9", SIZE), ("build", "--staging-limit", "1.5", SIZE),
+    ("boot", "--pin-delta", "1e-3G", SIZE), ("boot", "--pin-delta", "1.G", SIZE),
+    ("boot", "--pin-delta", "+1M", SIZE), ("boot", "--stall-timeout", "1e3", "seconds"),
+    ("boot", "--stall-timeout", "010", "seconds"),
     ("build", "--staging-limit", "x", "or auto"), ("build", "--staging-limit", "0", "above 0"),
     ("build", "--stall-timeout", "soon", "seconds"), ("build", "--stall-timeout", "inf", "seconds"),
     ("build", "--device", "gpu", "cuda:N"), ("boot", "--rank", "x", "0 to 16383"),
@@ -27,6 +32,8 @@ VALUES = (
 # Options that no variable stands for.
 OTHER_VALUES = (
     ("boot", "--base", "x", "device, host or auto"), ("boot", "--memory", "0", "above 0"),
+    ("boot", "--reserve", "1e9", SIZE), ("boot", "--memory", "1.5", SIZE),
+    ("export", "--shard-size", "5e9", SIZE), ("synth", "--shard-size", "0.5", SIZE),
     ("boot", "--reserve", "x", "or auto"), ("boot", "--verify", "some", "all or none"),
     ("boot", "--experts", "3-1", "A-B"), ("boot", "--experts", "3", "A-B"),
     ("export", "--layer", "5000000000", "0 to 4294967295"),
@@ -78,6 +85,63 @@ class Values(unittest.TestCase):
         for option in ("--tiers", "--delta", "--cache", "--layers", "--trace"):
             error = self.refused(("boot", "store", option, ""))
             self.assertEqual(error["what"], f"{option} is empty")
+
+
+    def test_sizes_with_units(self):
+        with tempfile.TemporaryDirectory(prefix="hotplane-options-") as root:
+            store = os.path.join(root, "store")
+            command.must("synth", store, "--geometry", "2,64,64", "--layers", "1", "-q")
+            for text, size in (("1.5G", 3 << 29), ("1.5GiB", 3 << 29), ("0.5gb", 1 << 29),
+                               ("2048M", 2 << 30), ("4294967297", (4 << 30) + 1)):
+                plan = command.must_json("boot", store, "--dry-run", "--memory", text)
+                self.assertEqual(plan["device_limit_bytes"], size, text)
+
+
+class UnknownVariables(unittest.TestCase):
+    """Variables HOTPLANE_... that nothing reads: one warning, whatever the command."""
+
+    def warnings(self, arguments, env, code=0):
+        done = command.run(*arguments, env=env)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+
+    def test_they_are_named_with_the_nearest(self):
+        for arguments, code in ((("doctor", "-q"), 0), (("boot", "/nowhere", "-q"), 2),
+                                (("boot",), 2), (("boots",), 2)):
+            self.assertEqual(self.warnings(arguments, {"HOTPLANE_WORKRES": "2"}, code),
+                             ["warning: in the environment, and read by nothing: "
+                              "HOTPLANE_WORKRES: is HOTPLANE_WORKERS meant?"])
+        self.assertEqual(
+            self.warnings(("doctor", "-q"), {"HOTPLANE_STROE": "/s", "HOTPLANE_A\x1b": "b",
+                                             "HOTPLANE_ENTIRELY_ELSE": "1"}),
+            ["warning: in the environment, and read by nothing: HOTPLANE_A\\x1b; "
+             "HOTPLANE_ENTIRELY_ELSE; HOTPLANE_STROE: is HOTPLANE_STORE meant?"])
+
+    def test_those_of_others_and_of_no_value_are_not(self):
+        for env in ({"HOTPLANE_WORKRES": ""}, {"HOTPLANE": "x"}, {"HOTPLANER_X": "1"},
+                    {"HOTPLANE_SERVICE_HOST": "10.0.0.1", "HOTPLANE_PORT_80_TCP": "tcp://10.0.0.1"},
+                    {"HOTPLANE_NO_IO_URING": "1"}, {"HOTPLANE_RANK": "0", "HOTPLANE_TP": "1"}):
+            self.assertEqual(self.warnings(("doctor", "-q"), env), [], env)
+        for arguments in (("--version",), ("boot", "--help")):
+            self.assertEqual(self.warnings(arguments, {"HOTPLANE_WORKRES": "2"}), [])
+
+    def test_what_the_tests_and_the_python_package_read_is_known(self):
+        source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        read = set()
+        for part in ("tests", "bench", "scripts", "bindings", "src"):
+            for folder, _, names in os.walk(os.path.join(source, part)):
+                for name in names:
+                    if not name.endswith((".py", ".cc")) or name == "options_test.py":
+                        continue
+                    with open(os.path.join(folder, name), encoding="utf-8") as file:
+                        read.update(re.findall(r'(?:environ|getenv|envname)\W[^\n]*?'
+                                               r'"(HOTPLANE_[A-Z_]+)"', file.read()))
+        self.assertLessEqual({"HOTPLANE_SHARED", "HOTPLANE_LIBRARY", "HOTPLANE_KILLS",
+                              "HOTPLANE_STORE", "HOTPLANE_ISA"}, read)
+        known = {"HOTPLANE_PACKAGE": "1", **{name: "1" for name in read}}
+        # A command that takes none of them as its own.
+        self.assertEqual(self.warnings(("report", "/nowhere", "-o", "/nowhere.html"),
+                                       {**known, "HOTPLANE_ISA": ""}, 1), [])
 
 
 class InTheStore(unittest.TestCase):
