@@ -46,10 +46,20 @@ Remedy RemedyOf(int error, Env& env, const std::string& path) {
 
 }  // namespace
 
+std::string PermissionAdvice(int error) {
+  if (error == EROFS) return "mount this file system for writing, or take a place on another one";
+  if (error != EACCES && error != EPERM) return "";
+  return Text(
+      "let user {} do that: look at the permissions of this path and of the folders above "
+      "it (chmod, chown); or run as a user who may",
+      geteuid());
+}
+
 Status CannotWrite(Status status, Env& env, const std::string& path) {
   const auto [expected, advice] = RemedyOf(status.error_number(), env, path);
   if (status.expected().empty()) (void)std::move(status).Expected(expected);
-  if (status.advice().empty()) (void)std::move(status).Advice(advice);
+  if (status.advice().empty() || status.advice() == PermissionAdvice(status.error_number()))
+    (void)std::move(status).Advice(advice);
   return std::move(status).File(path);
 }
 

@@ -27,6 +27,13 @@ TEST(OutputPlace, EachReasonOfTheSystemHasItsRemedy) {
   EXPECT_EQ(told(ENOENT, "/none/x").expected(), "the folder /none");
   EXPECT_NE(told(ENOENT, "/none/x").advice().find("make it first"), std::string::npos);
   EXPECT_EQ(told(ENOSPC, "/there/x").code(), StatusCode::kCapacity);
+  // Advice that knows less of the place gives way.
+  const Status known = CannotWrite(
+      Status::FromErrno(EACCES, "cannot create").Advice(PermissionAdvice(EACCES)), env, "/there/x");
+  EXPECT_EQ(known.advice(), told(EACCES, "/there/x").advice());
+  EXPECT_NE(known.advice(), PermissionAdvice(EACCES));
+  EXPECT_EQ(PermissionAdvice(EIO), "");
+  EXPECT_EQ(PermissionAdvice(0), "");
   // What was said already stays.
   const Status own = CannotWrite(
       Status::FromErrno(ENOSPC, "no room").Expected("4 KiB").Advice("fewer layers"), env, "/x");

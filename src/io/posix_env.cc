@@ -18,6 +18,7 @@
 
 #include "base/format_text.h"
 #include "base/units.h"
+#include "io/output_place.h"
 #include "io/reader.h"
 
 namespace hotplane {
@@ -55,7 +56,7 @@ bool IsMemory(int fd) {
 
 Status ErrnoStatus(const char* what, const std::string& path) {
   const int error = errno;
-  return Status::FromErrno(error, what).File(path);
+  return Status::FromErrno(error, what).File(path).Advice(PermissionAdvice(error));
 }
 
 Status NotRegular(const std::string& path, const char* found) {
@@ -346,7 +347,9 @@ Result<std::unique_ptr<Descriptor>> OpenLockFile(const std::string& path) {
   const int first_error = errno;
   if (!descriptor->valid()) descriptor = open_with(O_RDONLY);
   if (!descriptor->valid())
-    return Fail(Status::FromErrno(first_error, "cannot open the lock file").File(path));
+    return Fail(Status::FromErrno(first_error, "cannot open the lock file")
+                    .File(path)
+                    .Advice(PermissionAdvice(first_error)));
   return descriptor;
 }
 

@@ -369,6 +369,63 @@ class Places(Hostile):
             self.assertNotIn("remove", done.stderr)
             self.assertIn(path, done.stdout + done.stderr)
 
+    def test_permission_errors_say_what_to_do(self):
+        if os.getuid() != 0:
+            self.skipTest("only root can become another user")
+        cache = os.path.join(self.root, "cache")
+        command.must("export", self.store, "--planes-cache", cache, "--checkpoint-id", "m", "-q")
+        run_json = os.path.join(self.root, "run.json")
+        with open(run_json, "w", encoding="utf-8") as out:
+            out.write(command.must("boot", self.store, "--json").stdout)
+        copy = os.path.join(self.root, "copy")
+        shutil.copytree(self.model, copy)
+        shard = os.path.join(copy, "model-00001-of-00001.safetensors")
+        shutil.copytree(self.store, os.path.join(self.root, "other"))
+        other = os.path.join(self.root, "other", os.path.basename(self.generation))
+        os.remove(os.path.join(other, "layer-0001.base"))
+        new, incomplete = os.path.join(self.root, "new"), os.path.dirname(other)
+        geometry = ("--layers-geometry", "3,64,64")
+        for closed, commands in (
+                (self.store, (("boot", self.store), ("verify", self.store), ("warm", self.store),
+                              ("inspect", self.store), ("gc", self.store),
+                              ("doctor", "--store", self.store),
+                              ("build", self.model, "--store", self.store),
+                              ("fidelity", self.model, "--store", self.store))),
+                (self.generation, (("boot", self.store), ("inspect", self.store),
+                                   ("verify", self.store), ("gc", self.store))),
+                (self.layer("manifest"), (("boot", self.store), ("verify", self.store),
+                                          ("inspect", self.store),
+                                          ("inspect", self.layer("manifest")))),
+                (self.layer("layer-0000.base"), (("boot", self.store), ("verify", self.store),
+                                                 ("inspect", self.store))),
+                (copy, (("build", copy, "--store", new), ("inspect", copy),
+                        ("boot", incomplete, "--checkpoint", copy))),
+                (shard, (("build", copy, "--store", new), ("inspect", shard), ("inspect", copy),
+                         ("boot", incomplete, "--checkpoint", copy))),
+                (cache, (("import", "--planes-cache", cache, *geometry, new),)),
+                (run_json, (("report", run_json, "-o", os.path.join(self.root, "page.html")),)),
+                (None, (("build", self.model, "--store", new),
+                        ("build", self.model, "--store", incomplete),
+                        ("synth", new, "--geometry", "2,64,64", "--layers", "1"),
+                        ("gc", self.store, "--generation", os.path.basename(self.generation)),
+                        ("export", self.store, "--layer", "0", "--part", "sc2", "--out", new),
+                        ("boot", self.store, "--trace", new)))):
+            mode = None if closed is None else os.stat(closed).st_mode & 0o777
+            if closed is not None:
+                os.chmod(closed, 0)
+            for arguments in commands:
+                with self.subTest(closed=closed, arguments=arguments):
+                    done = subprocess.run([command.HOTPLANE, *arguments], capture_output=True,
+                                          text=True, user=65534, group=65534, extra_groups=[],
+                                          check=False)
+                    told = done.stdout + done.stderr
+                    self.assertIn("ermission denied", told)
+                    self.assertIn("to fix", told)
+                    self.assertIn(done.returncode, (0, 1) if arguments[0] in ("inspect", "gc")
+                                  else (1,), told)
+            if closed is not None:
+                os.chmod(closed, mode)
+
     def test_nothing_is_built_over_what_cannot_be_read(self):
         if os.getuid() != 0:
             self.skipTest("only root can become another user")
