@@ -35,7 +35,7 @@ struct RankProbes {
   std::string text;  // "present"; "3/4" where they differ and none of them is bad
   uint64_t bytes = 0;
   std::vector<std::string> by_rank;
-  std::vector<std::string> reasons;
+  std::vector<Status> reasons;  // of damaged and unreadable ones
 };
 
 RankProbes ProbeRanks(const Generation& generation, uint32_t layer, Encoding encoding) {
@@ -50,7 +50,7 @@ RankProbes ProbeRanks(const Generation& generation, uint32_t layer, Encoding enc
     }
     if (!probe.reason) continue;
     if (all.reasons.empty()) all.text = PresenceText(probe);
-    all.reasons.push_back(probe.reason->ToString());
+    all.reasons.push_back(*probe.reason);
   }
   if (!all.reasons.empty()) return all;
   const bool partly = present_count > 0 && present_count < generation.world();
@@ -58,7 +58,8 @@ RankProbes ProbeRanks(const Generation& generation, uint32_t layer, Encoding enc
   return all;
 }
 
-Json GenerationJson(const Generation& generation) {
+// What is wrong with its files, by their headers, is appended to `bad`.
+Json GenerationJson(const Generation& generation, std::vector<Status>& bad) {
   const Manifest& manifest = generation.manifest();
   Json json;
   json["generation"] = ToHex(generation.id());
@@ -82,14 +83,16 @@ Json GenerationJson(const Generation& generation) {
       entry["tiers"][name] = probes.text;
       if (probes.bytes > 0) entry["bytes"][name] = probes.bytes;
       if (generation.world() > 1) entry["ranks"][name] = probes.by_rank;
-      if (!probes.reasons.empty()) entry["reason"] = probes.reasons.front();
+      if (!probes.reasons.empty()) entry["reason"] = probes.reasons.front().ToString();
+      bad.insert(bad.end(), probes.reasons.begin(), probes.reasons.end());
     }
     json["layers"].push_back(std::move(entry));
   }
   return json;
 }
 
-void PrintGeneration(const Generation& generation) {
+// As GenerationJson.
+void PrintGeneration(const Generation& generation, std::vector<Status>& bad) {
   const Manifest& manifest = generation.manifest();
   PrintLine(Text("generation  {}{}", ToHex(generation.id()),
                  generation.world() > 1 ? Text(", {} ranks", generation.world()) : ""));
@@ -100,7 +103,7 @@ void PrintGeneration(const Generation& generation) {
         Text("  imported from a planes cache, of the checkpoint {}",
              manifest.checkpoint_id.empty() ? "that it does not name" : manifest.checkpoint_id));
   PrintLine("  layer  model's  base      delta-quintal  delta-nibble");
-  std::vector<std::string> reasons;
+  const size_t bad_before = bad.size();
   for (const ManifestLayer& layer : manifest.layers) {
     std::string row = Text("  {:>5}  {:>7}", layer.ordinal, layer.model_index);
     constexpr int kWidths[] = {8, 13, 12};
@@ -108,16 +111,33 @@ void PrintGeneration(const Generation& generation) {
     for (const Encoding encoding : kEncodings) {
       const RankProbes probes = ProbeRanks(generation, layer.ordinal, encoding);
       row += Text("  {:<{}}", probes.text, kWidths[column++]);
-      reasons.insert(reasons.end(), probes.reasons.begin(), probes.reasons.end());
+      bad.insert(bad.end(), probes.reasons.begin(), probes.reasons.end());
     }
     PrintLine(layer.mtp ? row + "  (MTP)" : row);
   }
-  for (const std::string& reason : reasons) PrintText("  " + reason);
+  for (size_t i = bad_before; i < bad.size(); ++i) PrintText("  " + bad[i].ToString());
+}
+
+// Files that are not what their names say are damage, whoever looks; those that nobody may look at
+// may well be right.
+Result<void> CheckBadFiles(const Store& store, const std::vector<Status>& bad) {
+  if (bad.empty()) return {};
+  const std::string files = Counted(bad.size(), "layer files");
+  for (const Status& reason : bad)
+    if (reason.code() == StatusCode::kSystem)
+      return Fail(Status(reason).Because(Text("{} bad, among them what could not be read", files)));
+  return Fail(Status::Data(Text("{} of the store damaged", files))
+                  .File(store.directory())
+                  .Expected("headers as a build writes them")
+                  .Found("what is said above of each")
+                  .Advice("`hotplane build` of the checkpoint, or a boot with --checkpoint, builds "
+                          "them again; `hotplane verify` checks every byte of the others"));
 }
 
 Result<void> InspectStore(const Context& context, const Store& store) {
   HP_ASSIGN(const std::vector<Digest128> ids, store.ListGenerations());
   Json json{{"kind", "store"}, {"generations", Json::array()}};
+  std::vector<Status> bad;
   const std::string& prefix = context.options.generation;
   const Store::OpenOptions open = OpenOptionsOf(context, /*read_only=*/true);
   if (!prefix.empty()) HP_TRY(store.OpenGeneration(prefix, open));
@@ -125,13 +145,17 @@ Result<void> InspectStore(const Context& context, const Store& store) {
     if (ToHex(id).rfind(prefix, 0) != 0) continue;
     HP_ASSIGN(const Generation generation, store.OpenGeneration(ToHex(id), open));
     if (context.options.common.json) {
-      json["generations"].push_back(GenerationJson(generation));
+      json["generations"].push_back(GenerationJson(generation, bad));
     } else {
-      PrintGeneration(generation);
+      PrintGeneration(generation, bad);
     }
   }
-  if (context.options.common.json) PrintJson(JsonText(json));
-  return {};
+  if (context.options.common.json) {
+    PrintJson(JsonText(json));
+  } else if (bad.empty()) {
+    PrintLine("of layer files their headers were looked at: `hotplane verify` checks every byte");
+  }
+  return CheckBadFiles(store, bad);
 }
 
 Json SurveyJson(const MoeLayerSurvey& survey) {

@@ -339,6 +339,32 @@ class SeveralGenerations(StoreTest):
 
 
 class Inspect(StoreTest):
+    def test_a_store_with_damaged_files_is_not_good(self):
+        done = command.must("inspect", self.store)
+        self.assertIn("headers were looked at: `hotplane verify` checks every byte", done.stdout)
+        self.assertEqual(done.stderr, "")
+        # Data is nothing that inspect looks at, and it says so.
+        path = self.file("layer-0003.base")
+        command.flip(path, os.path.getsize(path) - 4096 + 5)
+        self.assertIn("`hotplane verify`", command.must("inspect", self.store).stdout)
+        command.flip(self.file("layer-0001.base"), 100)
+        os.truncate(self.file("layer-0002.delta-quintal"), 5000)
+        done = self.refused(3, "inspect", self.store)
+        for word in ("damaged", self.file("layer-0001.base"),
+                     self.file("layer-0002.delta-quintal")):
+            self.assertIn(word, done.stdout)
+        self.assertNotIn("were looked at", done.stdout)
+        self.assertIn("error: 2 layer files of the store damaged", done.stderr)
+        for word in ("hotplane build", "hotplane verify"):
+            self.assertIn(word, done.stderr)
+        report = json.loads(self.refused(3, "inspect", self.store, "--json").stdout)
+        layers = report["generations"][0]["layers"]
+        self.assertEqual([layer["tiers"]["base"] for layer in layers],
+                         ["present", "damaged", "present", "present"])
+        self.assertEqual(layers[2]["tiers"]["delta-quintal"], "damaged")
+        command.must("build", self.model, "--store", self.store, "-q")
+        command.must("inspect", self.store)
+
     def inspect(self, name):
         """What --json says; the text begins with the same kind."""
         found = command.must_json("inspect", self.file(name))
