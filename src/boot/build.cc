@@ -614,6 +614,27 @@ BuildReport CheckpointBuilds::report() const {
 
 namespace {
 
+// Whoever gives another encoding than the store has gets a second delta tier, of about the same
+// size.
+void TellSecondDelta(const Generation& generation, const std::vector<uint32_t>& ordinals,
+                     const BuildOptions& options) {
+  std::vector<uint32_t> layers;
+  for (const uint32_t ordinal : ordinals) {
+    for (const Encoding encoding : {Encoding::kDeltaQuintal, Encoding::kDeltaNibble}) {
+      const Generation first = generation.ForRank(options.rank.value_or(0));
+      const auto stat = generation.env().Stat(first.LayerPath(ordinal, encoding));
+      const bool there = stat && stat->type == FileType::kRegular;
+      const bool wanted = std::ranges::count(options.encodings, encoding) > 0;
+      if (there && !wanted) layers.push_back(ordinal);
+    }
+  }
+  if (layers.empty()) return;
+  Log(LogLevel::kInfo,
+      "layer{} {} already have a delta tier in the other encoding: one as {} is built beside it",
+      layers.size() == 1 ? "" : "s", LayerListText(layers, generation.manifest()),
+      std::ranges::count(options.encodings, Encoding::kDeltaNibble) > 0 ? "nibbles" : "quintals");
+}
+
 // Tells the builds what is missing; the rest goes into the report.
 void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordinals,
                  const BuildOptions& options, CheckpointBuilds& builds, BuildReport& report) {
@@ -633,6 +654,7 @@ void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordi
     }
     return true;
   };
+  std::vector<uint32_t> missing_layers;
   for (const uint32_t ordinal : ordinals) {
     bool missing = false;
     for (uint32_t rank = 0; rank < generation.world(); ++rank) {
@@ -642,10 +664,14 @@ void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordi
     }
     if (missing) {
       builds.Need(ordinal, options.encodings);
+      missing_layers.push_back(ordinal);
     } else {
       ++report.layers_attached;
     }
   }
+  const auto is_delta = [](Encoding encoding) { return TierOf(encoding) == Tier::kDelta; };
+  if (std::ranges::any_of(options.encodings, is_delta))
+    TellSecondDelta(generation, missing_layers, options);
 }
 
 }  // namespace

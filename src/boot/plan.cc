@@ -25,6 +25,14 @@ PlanEntry NewEntry(const ManifestLayer& layer, Encoding encoding) {
   return entry;
 }
 
+// REQUIRES an encoding of the delta tier.
+const char* Numbers(Encoding encoding) {
+  return encoding == Encoding::kDeltaNibble ? "nibbles" : "quintals";
+}
+const char* OtherNumbers(Encoding encoding) {
+  return encoding == Encoding::kDeltaNibble ? "quintals" : "nibbles";
+}
+
 class Planner {
  public:
   Planner(const PlanFacts& facts, const PlanConfig& config) : facts_(facts), config_(config) {}
@@ -47,6 +55,9 @@ class Planner {
   uint64_t RecordBytes(uint32_t layer, Encoding encoding) const;
   void Sum();
 
+  bool Accepts(Encoding encoding) const {
+    return std::ranges::count(config_.delta_encodings, encoding) > 0;
+  }
   const FileFacts& File(uint32_t layer, Encoding encoding) const {
     return FactsOf(facts_.layers[layer], encoding);
   }
@@ -55,6 +66,7 @@ class Planner {
   const PlanConfig& config_;
   BootPlan plan_;
   std::map<std::string, std::vector<uint32_t>> missing_;  // what cannot be booted as is, by tier
+  std::vector<uint32_t> otherwise_;  // of them, the layers whose delta tier is in another encoding
   const FileFacts* first_damage_ = nullptr;
   std::map<std::string, std::vector<uint32_t>> unreadable_;  // of the wanted files, by tier
   const FileFacts* first_unreadable_ = nullptr;
@@ -114,7 +126,16 @@ void Planner::PlanBuild(const ManifestLayer& layer, PlanEntry& entry) {
     plan_.warnings.push_back(Text("layer {} ({}) is damaged and is built again: {}", layer.ordinal,
                                   EncodingName(entry.encoding), file.reason));
   }
-  missing_[std::string(TierName(TierOf(entry.encoding)))].push_back(layer.ordinal);
+  // By its name: what this boot does not want is not opened. A damaged one of the wanted encoding
+  // is what there is to tell then.
+  const bool otherwise = !damaged && entry.bytes_skipped > 0;
+  if (otherwise) {
+    otherwise_.push_back(layer.ordinal);
+    entry.reason =
+        Text("absent; there are {}, not {}", OtherNumbers(entry.encoding), Numbers(entry.encoding));
+  } else {
+    missing_[std::string(TierName(TierOf(entry.encoding)))].push_back(layer.ordinal);
+  }
   const LayerLayout layout =
       PlanLayerLayout(entry.encoding, layer.geometry.OfShard(config_.shard_world));
   entry.bytes_built = layout.file_bytes;
@@ -175,7 +196,13 @@ void Planner::PlanDelta(const ManifestLayer& layer, bool selected) {
     entry.bytes_skipped = there_bytes;
     break;
   }
-  if (entry.action == PlanAction::kInvalid) PlanBuild(layer, entry);
+  if (entry.action == PlanAction::kInvalid) {
+    // Of the encodings that will not do; those that would are damaged, and built again.
+    for (const Encoding encoding : kEncodings)
+      if (TierOf(encoding) == Tier::kDelta && !Accepts(encoding))
+        entry.bytes_skipped += File(layer.ordinal, encoding).file_bytes;
+    PlanBuild(layer, entry);
+  }
   plan_.entries.push_back(std::move(entry));
 }
 
@@ -197,16 +224,23 @@ Result<void> Planner::CheckReadable() const {
 }
 
 Result<void> Planner::CheckMissing() const {
-  if (missing_.empty()) return {};
+  if (missing_.empty() && otherwise_.empty()) return {};
   std::string found;
-  for (const auto& [tier, ordinals] : missing_)
-    found += Text("{}no usable {} tier of layer{} {}", found.empty() ? "" : "; ", tier,
+  const auto add = [&](std::string_view what, const std::vector<uint32_t>& ordinals) {
+    if (ordinals.empty()) return;
+    found += Text("{}{} of layer{} {}", found.empty() ? "" : "; ", what,
                   ordinals.size() == 1 ? "" : "s", LayerListText(ordinals, facts_.manifest));
+  };
+  for (const auto& [tier, ordinals] : missing_) add(Text("no usable {} tier", tier), ordinals);
+  const Encoding wanted = config_.delta_encodings.front();
+  add(Text("the delta tier as {}, not as {},", OtherNumbers(wanted), Numbers(wanted)), otherwise_);
   if (!facts_.checkpoint || config_.no_build) {
-    const char* const advice =
+    std::string advice =
         config_.no_build ? "boot without --no-build and with --checkpoint, or boot fewer --layers"
                          : "--checkpoint CHECKPOINT builds what is missing; or boot fewer "
                            "--layers or --tiers";
+    if (!otherwise_.empty())
+      advice = Text("leave out --delta: {} will do; or {}", OtherNumbers(wanted), advice);
     if (first_damage_ != nullptr && first_damage_->damage) {
       const std::string& own = first_damage_->damage->advice();
       return Fail(Status(*first_damage_->damage)

@@ -191,7 +191,7 @@ TEST(Plan, TableOfOneLayer) {
       {"the encoding that was asked for is not there",
        [](Case& c) { c.config.delta_encodings = {Encoding::kDeltaNibble}; },
        {A::kRead, A::kBuild, kBaseData, kSourceBytes, LayoutOf(Encoding::kDeltaNibble).file_bytes,
-        0}},
+        kDeltaFile}},
       {"the base stays on the host",
        [](Case& c) { c.config.base_residency_of[7] = Residency::kHost; },
        {A::kMap, A::kAttach, kBaseData, 0, 0, kDeltaFile}},
@@ -263,6 +263,22 @@ TEST(Plan, RefusesWhatIsMissingByName) {
        3, "no usable base tier of layers 3-5, 43 (MTP)", "--checkpoint"},
       {"one layer", [](Case& c) { c.Absent(9, Encoding::kDeltaQuintal); }, 3,
        "no usable delta tier of layer 9", "--checkpoint"},
+      {"in the other encoding",
+       [](Case& c) {
+         c.config.delta_encodings = {Encoding::kDeltaNibble};
+         for (const uint32_t layer : {0u, 9u, 10u}) c.Present(layer, Encoding::kDeltaNibble);
+       },
+       3, "the delta tier as quintals, not as nibbles, of layers 1-8, 11-42, 43 (MTP)",
+       "leave out --delta: quintals will do"},
+      {"in the other encoding, or not at all",
+       [](Case& c) {
+         c.config.delta_encodings = {Encoding::kDeltaNibble};
+         for (uint32_t layer = 2; layer < kAllLayers; ++layer)
+           c.Present(layer, Encoding::kDeltaNibble);
+         c.Absent(1, Encoding::kDeltaQuintal);
+       },
+       3, "no usable delta tier of layer 1; the delta tier as quintals, not as nibbles, of layer 0",
+       "--checkpoint"},
       {"--no-build",
        [](Case& c) {
          c.Absent(9, Encoding::kBase);
@@ -320,6 +336,18 @@ TEST(Plan, WarnsOfDamagedFilesThatItBuildsAgain) {
   ASSERT_EQ(plan.warnings.size(), 1u);
   EXPECT_NE(plan.warnings[0].find("layer 2 (base)"), std::string::npos);
   EXPECT_NE(plan.Of(2, Tier::kBase).reason.find("cut short"), std::string::npos);
+}
+
+TEST(Plan, SaysThatASecondDeltaTierIsBuiltAndWhichIsThere) {
+  Case c;
+  c.WithCheckpoint();
+  c.config.delta_encodings = {Encoding::kDeltaNibble};
+  c.Absent(1, Encoding::kDeltaQuintal);
+  const BootPlan plan = c.Plan();
+  EXPECT_EQ(plan.Of(0, Tier::kDelta).reason, "absent; there are quintals, not nibbles");
+  EXPECT_EQ(plan.Of(0, Tier::kDelta).bytes_skipped, kDeltaFile);
+  EXPECT_EQ(plan.Of(1, Tier::kDelta).reason, "absent");
+  EXPECT_EQ(plan.Of(1, Tier::kDelta).bytes_skipped, 0u);
 }
 
 TEST(Plan, AutoKeepsOnTheHostWhatDoesNotFit) {

@@ -22,6 +22,7 @@ constexpr Word kWords[] = {
     {"--checkpoint CHECKPOINT", "`checkpoint`"},
     {"--checkpoint", "`checkpoint`"},
     {"--config", "`config`"},
+    {"--delta", "`delta_encoding`"},
     {"--device cpu", "the device \"cpu\""},
     {"--device", "`device`"},
     {"--experts", "experts"},

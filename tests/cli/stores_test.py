@@ -338,6 +338,29 @@ class SeveralGenerations(StoreTest):
         command.must("verify", self.store, "--complete", "--generation", self.name)
 
 
+class OtherEncoding(StoreTest):
+    """--delta nibble, where the store has quintals."""
+
+    def test_a_boot_says_what_there_is(self):
+        done = self.refused(3, "boot", self.store, "--tiers", "base,delta", "--delta", "nibble")
+        self.assertIn("the delta tier as quintals, not as nibbles, of layers 0-3", done.stderr)
+        self.assertIn("leave out --delta", done.stderr)
+        self.assertNotIn("no usable", done.stderr)
+        plan = command.must_json("boot", self.store, "--checkpoint", self.model, "--delta",
+                                 "nibble", "--dry-run")
+        self.assertEqual(plan["bytes_skipped"], sum(os.path.getsize(self.file(
+            f"layer-000{layer}.delta-quintal")) for layer in range(4)))
+        self.assertEqual({a["reason"] for a in plan["actions"] if a["tier"] == "delta"},
+                         {"absent; there are quintals, not nibbles"})
+
+    def test_a_build_says_that_it_makes_a_second_delta_tier(self):
+        said = "layers 0-3 already have a delta tier in the other encoding: one as nibbles is built"
+        done = command.must("build", self.model, "--store", self.store, "--delta", "nibble")
+        self.assertIn(said, done.stderr)
+        again = command.must("build", self.model, "--store", self.store, "--delta", "nibble")
+        self.assertNotIn("other encoding", again.stderr)
+
+
 class Inspect(StoreTest):
     def test_a_store_with_damaged_files_is_not_good(self):
         done = command.must("inspect", self.store)
