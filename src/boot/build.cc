@@ -19,6 +19,7 @@
 #include "boot/source_stamp.h"
 #include "quant/slice.h"
 #include "store/paths.h"
+#include "store/replaceable.h"
 
 namespace hotplane {
 namespace {
@@ -618,28 +619,33 @@ namespace {
 // size.
 void TellSecondDelta(const Generation& generation, const std::vector<uint32_t>& ordinals,
                      const BuildOptions& options) {
+  const Generation first = generation.ForRank(options.rank.value_or(0));
+  const auto is_there = [&](uint32_t layer, Encoding encoding) {
+    const auto stat = first.env().Stat(first.LayerPath(layer, encoding));
+    return stat && stat->type == FileType::kRegular;
+  };
+  const auto wanted = [&](Encoding encoding) {
+    return std::ranges::count(options.encodings, encoding) > 0;
+  };
   std::vector<uint32_t> layers;
-  for (const uint32_t ordinal : ordinals) {
-    for (const Encoding encoding : {Encoding::kDeltaQuintal, Encoding::kDeltaNibble}) {
-      const Generation first = generation.ForRank(options.rank.value_or(0));
-      const auto stat = generation.env().Stat(first.LayerPath(ordinal, encoding));
-      const bool there = stat && stat->type == FileType::kRegular;
-      const bool wanted = std::ranges::count(options.encodings, encoding) > 0;
-      if (there && !wanted) layers.push_back(ordinal);
-    }
-  }
+  const bool nibbles = wanted(Encoding::kDeltaNibble);
+  if (nibbles == wanted(Encoding::kDeltaQuintal)) return;
+  const Encoding made = nibbles ? Encoding::kDeltaNibble : Encoding::kDeltaQuintal;
+  const Encoding other = nibbles ? Encoding::kDeltaQuintal : Encoding::kDeltaNibble;
+  for (const uint32_t layer : ordinals)
+    if (is_there(layer, other) && !is_there(layer, made)) layers.push_back(layer);
   if (layers.empty()) return;
-  Log(LogLevel::kInfo,
-      "layer{} {} already have a delta tier in the other encoding: one as {} is built beside it",
-      layers.size() == 1 ? "" : "s", LayerListText(layers, generation.manifest()),
-      std::ranges::count(options.encodings, Encoding::kDeltaNibble) > 0 ? "nibbles" : "quintals");
+  Log(LogLevel::kInfo, "there is a delta tier as {} of layer{} {}: one as {} is built beside it",
+      nibbles ? "quintals" : "nibbles", layers.size() == 1 ? "" : "s",
+      LayerListText(layers, generation.manifest()), nibbles ? "nibbles" : "quintals");
 }
 
 // Tells the builds what is missing; the rest goes into the report.
-void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordinals,
-                 const BuildOptions& options, CheckpointBuilds& builds, BuildReport& report) {
+Result<void> NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordinals,
+                         const BuildOptions& options, CheckpointBuilds& builds,
+                         BuildReport& report) {
   // True when the file is missing.
-  const auto probe_file = [&](uint32_t ordinal, uint32_t rank, Encoding encoding) {
+  const auto probe_file = [&](uint32_t ordinal, uint32_t rank, Encoding encoding) -> Result<bool> {
     const TierProbe probe = generation.ForRank(rank).Probe(ordinal, encoding);
     report.bytes_metadata += probe.bytes_metadata;
     if (probe.presence == Presence::kPresent) {
@@ -647,6 +653,8 @@ void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordi
       return false;
     }
     if (probe.presence == Presence::kDamaged) {
+      const Generation of_rank = generation.ForRank(rank);
+      HP_TRY(CheckReplaceable(of_rank.env(), of_rank.LayerPath(ordinal, encoding), ordinal));
       report.warnings.push_back(Text("{} is damaged and is built again: {}",
                                      LayerText(generation.ForRank(rank), ordinal, encoding),
                                      probe.reason->what()));
@@ -659,8 +667,10 @@ void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordi
     bool missing = false;
     for (uint32_t rank = 0; rank < generation.world(); ++rank) {
       if (options.rank && *options.rank != rank) continue;
-      for (const Encoding encoding : options.encodings)
-        missing |= probe_file(ordinal, rank, encoding);
+      for (const Encoding encoding : options.encodings) {
+        HP_ASSIGN(const bool absent, probe_file(ordinal, rank, encoding));
+        missing |= absent;
+      }
     }
     if (missing) {
       builds.Need(ordinal, options.encodings);
@@ -669,9 +679,8 @@ void NeedMissing(const Generation& generation, const std::vector<uint32_t>& ordi
       ++report.layers_attached;
     }
   }
-  const auto is_delta = [](Encoding encoding) { return TierOf(encoding) == Tier::kDelta; };
-  if (std::ranges::any_of(options.encodings, is_delta))
-    TellSecondDelta(generation, missing_layers, options);
+  TellSecondDelta(generation, missing_layers, options);
+  return {};
 }
 
 }  // namespace
@@ -748,7 +757,7 @@ Result<BuildReport> Build(Env& env, const Checkpoint& checkpoint, const MoeModel
   // The stamp is of before the fingerprint: files that change meanwhile do not match it later.
   if (stamp) KeepSourceStamp(generation, *stamp);
   CheckpointBuilds builds(generation, checkpoint, model, options);
-  NeedMissing(generation, ordinals, options, builds, found);
+  HP_TRY(NeedMissing(generation, ordinals, options, builds, found));
   HP_ASSIGN(const BuildQueueOptions queue_options, builds.Prepare());
   const std::vector<uint32_t> layers = builds.FileOrder();
   const auto quantize_start = Clock::now();

@@ -68,6 +68,7 @@ class Planner {
   std::map<std::string, std::vector<uint32_t>> missing_;  // what cannot be booted as is, by tier
   std::vector<uint32_t> otherwise_;  // of them, the layers whose delta tier is in another encoding
   const FileFacts* first_damage_ = nullptr;
+  const Status* first_irreplaceable_ = nullptr;
   std::map<std::string, std::vector<uint32_t>> unreadable_;  // of the wanted files, by tier
   const FileFacts* first_unreadable_ = nullptr;
 };
@@ -121,8 +122,10 @@ void Planner::PlanBuild(const ManifestLayer& layer, PlanEntry& entry) {
   const bool damaged = file.presence == Presence::kDamaged;
   entry.action = PlanAction::kBuild;
   entry.reason = damaged ? Text("damaged: {}", file.reason) : "absent";
-  if (damaged) {
-    if (first_damage_ == nullptr) first_damage_ = &file;
+  if (damaged && first_damage_ == nullptr) first_damage_ = &file;
+  if (file.irreplaceable) {
+    if (first_irreplaceable_ == nullptr) first_irreplaceable_ = &*file.irreplaceable;
+  } else if (damaged) {
     plan_.warnings.push_back(Text("layer {} ({}) is damaged and is built again: {}", layer.ordinal,
                                   EncodingName(entry.encoding), file.reason));
   }
@@ -254,6 +257,8 @@ Result<void> Planner::CheckMissing() const {
                     .Found(std::move(found))
                     .Advice(advice));
   }
+  if (first_irreplaceable_ != nullptr)
+    return Fail(Status(*first_irreplaceable_).Because("nothing was read or built"));
   if (!facts_.store_writable)
     return Fail(Status::System("layers are to be built, and the store cannot be written")
                     .File(facts_.directory)

@@ -38,10 +38,11 @@ std::string_view PlanActionName(PlanAction action);  // "attach", "read", ...
 struct FileFacts {
   // kInvalid: not probed, because this boot does not want it; only its name was looked up.
   Presence presence = Presence::kInvalid;
-  uint64_t file_bytes = 0;            // 0 when there is none
-  uint64_t data_bytes = 0;            // of kPresent
-  std::string reason;                 // of kDamaged and kUnreadable
-  std::optional<Status> damage = {};  // the same in full, where it is known
+  uint64_t file_bytes = 0;                   // 0 when there is none
+  uint64_t data_bytes = 0;                   // of kPresent
+  std::string reason;                        // of kDamaged and kUnreadable
+  std::optional<Status> damage = {};         // the same in full, where it is known
+  std::optional<Status> irreplaceable = {};  // of kDamaged: why nothing may be built in its place
 };
 
 // One per layer of the model, by ordinal; each file's facts at the place of its encoding in
@@ -128,7 +129,8 @@ struct BootPlan {
 
 // kUsage: experts, rank or world that the generation does not have, or less memory to pin delta
 // records in than one takes. kData naming the layers: absent
-// or damaged, and no checkpoint at hand or no_build. kSystem naming the file: a wanted one cannot
+// or damaged, and no checkpoint at hand or no_build; or naming what is in a file's place and not to
+// be replaced. kSystem naming the file: a wanted one cannot
 // be read, so nobody knows whether it is right; or a layer is to be built into a store that cannot
 // be written. kCapacity, with the numbers: the bases that must be on the device do not fit there.
 Result<BootPlan> PlanBoot(const PlanFacts& facts, const PlanConfig& config);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "store/replaceable.h"
+
 namespace hotplane {
 namespace {
 
@@ -23,6 +25,11 @@ bool ProbeFile(const Generation& generation, uint32_t layer, Encoding encoding, 
     return true;
   }
   file.file_bytes = BytesByName(generation, layer, encoding);
+  if (probe.presence == Presence::kDamaged) {
+    const std::string path = generation.LayerPath(layer, encoding);
+    if (const Result<void> free = CheckReplaceable(generation.env(), path, layer); !free)
+      file.irreplaceable = free.error();
+  }
   if (probe.reason) {
     file.damage = probe.reason;
     file.reason = probe.reason->what();

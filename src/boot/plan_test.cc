@@ -338,6 +338,27 @@ TEST(Plan, WarnsOfDamagedFilesThatItBuildsAgain) {
   EXPECT_NE(plan.Of(2, Tier::kBase).reason.find("cut short"), std::string::npos);
 }
 
+TEST(Plan, WhatIsNotToBeReplacedIsNotPlannedToBeBuilt) {
+  for (const bool checkpoint : {false, true}) {
+    SCOPED_TRACE(checkpoint);
+    Case c;
+    if (checkpoint) c.WithCheckpoint();
+    c.Damaged(2, Encoding::kBase, "cut short");
+    c.Damaged(5, Encoding::kDeltaQuintal, "a directory is in the place of layer 5's file");
+    FileFacts& file = FactsOf(c.facts.layers[5], Encoding::kDeltaQuintal);
+    file.damage = Status::Data(file.reason).File("/store/5").Advice("move it away");
+    file.irreplaceable = file.damage;
+    const Status refusal = c.Refusal();
+    EXPECT_EQ(refusal.exit_code(), 3);
+    if (!checkpoint) continue;
+    EXPECT_EQ(refusal.file(), "/store/5");
+    EXPECT_EQ(refusal.advice(), "move it away");
+    // Of a layer that this boot does not want it is nobody's business.
+    std::erase(c.config.delta_layers, 5u);
+    EXPECT_EQ(c.Plan().Of(2, Tier::kBase).action, PlanAction::kBuild);
+  }
+}
+
 TEST(Plan, SaysThatASecondDeltaTierIsBuiltAndWhichIsThere) {
   Case c;
   c.WithCheckpoint();

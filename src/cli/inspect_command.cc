@@ -131,7 +131,8 @@ Result<void> CheckBadFiles(const Store& store, const std::vector<Status>& bad) {
                   .Expected("headers as a build writes them")
                   .Found("what is said above of each")
                   .Advice("`hotplane build` of the checkpoint, or a boot with --checkpoint, builds "
-                          "them again; `hotplane verify` checks every byte of the others"));
+                          "damaged files again; what is none is to be moved away first; "
+                          "`hotplane verify` checks every byte of the others"));
 }
 
 Result<void> InspectStore(const Context& context, const Store& store) {

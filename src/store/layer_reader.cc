@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "base/trace.h"
 #include "base/units.h"
+#include "store/replaceable.h"
 #include "store/store.h"
 
 namespace hotplane {
@@ -67,7 +68,14 @@ Result<void> ReadPastCache(Env& env, const std::string& path, const Chunk& chunk
 Result<OpenedHeader> OpenLayerHeader(Env& env, const LayerExpectation& expected) {
   const TraceSpan span("probe", expected.layer, kHeaderBytes);
   OpenedHeader opened;
-  HP_ASSIGN(opened.file, env.Open(expected.path, OpenMode::kRead));
+  Result<std::unique_ptr<File>> file = env.Open(expected.path, OpenMode::kRead);
+  if (!file) {
+    // Of a directory what it takes to have a file there again.
+    if (file.error().code() == StatusCode::kData)
+      HP_TRY(CheckReplaceable(env, expected.path, expected.layer));
+    return Fail(std::move(file.error()));
+  }
+  opened.file = *std::move(file);
   // Of a tier that stays on disk the header is read, and by no read-ahead any of its data.
   opened.file->SetReadAhead(false);
   HP_ASSIGN(const FileStat stat, opened.file->Stat());

@@ -12,6 +12,7 @@
 #include "store/generation_state.h"
 #include "store/layer_reader.h"
 #include "store/paths.h"
+#include "store/replaceable.h"
 #include "store/store.h"
 
 namespace hotplane {
@@ -152,32 +153,10 @@ class TemporaryLayerFile final : public LayerFileWriter {
   std::vector<std::atomic<bool>> written_;
 };
 
-// What is not ours to replace: a directory, and a file that a later release wrote, however little
-// we can read of it.
-Result<void> CheckReplaceable(Env& env, const LayerExpectation& target) {
-  HP_ASSIGN(const FileStat stat, env.Stat(target.path));
-  if (stat.type == FileType::kDirectory)
-    return Fail(Status::Data(Text("a directory is in the place of layer {}'s file", target.layer))
-                    .File(target.path)
-                    .Expected("a layer file, or nothing")
-                    .Found("a directory")
-                    .Advice("move it away: nothing that hotplane makes is a directory there"));
-  if (stat.type != FileType::kRegular || stat.bytes < kHeaderBytes) return {};
-  const Result<std::unique_ptr<File>> file = env.Open(target.path, OpenMode::kRead);
-  std::vector<std::byte> page(kHeaderBytes);
-  if (!file || !ReadFully(**file, 0, page) || !IsOtherVersion(page)) return {};
-  return Fail(
-      Status::Data(Text("layer {} was built by a release with another store format", target.layer))
-          .File(target.path)
-          .At(offsetof(DiskLayerHeader, version))
-          .Expected(Text("format version {}", kLayerFormatVersion))
-          .Advice("use that release, build into another store, or remove this file"));
-}
-
 }  // namespace
 
 Result<std::unique_ptr<LayerFileWriter>> CreateLayerFile(Env& env, const LayerExpectation& target) {
-  HP_TRY(CheckReplaceable(env, target));
+  HP_TRY(CheckReplaceable(env, target.path, target.layer));
   LayerLayout layout = PlanLayerLayout(target.encoding, target.geometry);
   layout.generation = target.generation;
   layout.manifest_digest = target.manifest_digest;

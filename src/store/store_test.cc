@@ -18,6 +18,7 @@
 #include "io/path_kind.h"
 #include "store/coverage.h"
 #include "store/paths.h"
+#include "store/replaceable.h"
 #include "store/store_samples.h"
 
 namespace hotplane {
@@ -262,11 +263,29 @@ TEST_P(StoreTest, AFileOfALaterFormatIsRefusedAndNotReplaced) {
   ASSERT_FALSE(writer.has_value());
   EXPECT_EQ(writer.error().exit_code(), 3);
   EXPECT_EQ(writer.error().file(), path);
+  // And whoever plans a build knows before.
+  EXPECT_EQ(CheckReplaceable(env(), path, 0).error().what(), writer.error().what());
   EXPECT_EQ(ReadWholeFile(env(), path, 1 << 20).value(), page);
   // The same page with a wrong checksum is damage, which a build may replace.
   page.back() ^= std::byte{1};
   ASSERT_TRUE(PublishFile(env(), path, page).has_value());
+  EXPECT_TRUE(CheckReplaceable(env(), path, 0).has_value());
   EXPECT_TRUE(generation.CreateLayer(0, Encoding::kBase).has_value());
+}
+
+TEST_P(StoreTest, ADirectoryInALayerFilesPlaceIsCalledThat) {
+  const Generation generation =
+      Store::OpenOrCreateGeneration(env(), root(), SampleManifest()).value();
+  const std::string path = generation.LayerPath(0, Encoding::kBase);
+  EXPECT_TRUE(CheckReplaceable(env(), path, 0).has_value());
+  ASSERT_TRUE(CreateDirectories(env(), path).has_value());
+  const TierProbe probe = generation.Probe(0, Encoding::kBase);
+  EXPECT_EQ(probe.presence, Presence::kDamaged);
+  EXPECT_EQ(probe.reason->what(), "a directory is in the place of layer 0's file");
+  EXPECT_NE(probe.reason->advice().find("move it away"), std::string::npos);
+  EXPECT_EQ(generation.OpenLayer(0, Encoding::kBase).error().what(), probe.reason->what());
+  EXPECT_EQ(CheckReplaceable(env(), path, 0).error().what(), probe.reason->what());
+  EXPECT_FALSE(generation.CreateLayer(0, Encoding::kBase).has_value());
 }
 
 TEST_P(StoreTest, SeveralGenerationsAreListedAndChosenByPrefix) {

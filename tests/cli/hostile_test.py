@@ -340,15 +340,22 @@ class Places(Hostile):
         path = self.layer("layer-0000.base")
         os.remove(path)
         os.mkdir(path)
-        for arguments in (["boot", self.store], ["verify", self.store], ["inspect", path],
+        before = self.snapshot()
+        for arguments in (["boot", self.store], ["verify", self.store], ["inspect", self.store],
+                          ["boot", self.store, "--checkpoint", self.model, "--dry-run"],
                           ["boot", self.store, "--checkpoint", self.model],
                           ["build", self.model, "--store", self.store]):
             done = command.run(*arguments)
-            if arguments[0] == "inspect":
-                continue
+            told = done.stdout + done.stderr
             self.assertEqual(done.returncode, 3, (arguments, done.stderr))
-            self.assertIn(path, done.stdout + done.stderr)
+            self.assertIn(path, told)
+            self.assertIn("a directory is in the place of layer 0's file", told)
+            self.assertIn("to fix    move it away", told)
+            # Not planned as something to build, nor tried.
+            self.assertNotIn("built again", told)
+            self.assertNotIn("the store lacks", told)
         self.assertTrue(os.path.isdir(path))
+        self.assertEqual(self.snapshot(), before)
 
     def test_inspect_and_doctor_write_nothing(self):
         shutil.rmtree(self.layer("locks"))

@@ -354,11 +354,14 @@ class OtherEncoding(StoreTest):
                          {"absent; there are quintals, not nibbles"})
 
     def test_a_build_says_that_it_makes_a_second_delta_tier(self):
-        said = "layers 0-3 already have a delta tier in the other encoding: one as nibbles is built"
+        said = "there is a delta tier as quintals of layers 0-3: one as nibbles is built beside it"
         done = command.must("build", self.model, "--store", self.store, "--delta", "nibble")
         self.assertIn(said, done.stderr)
         again = command.must("build", self.model, "--store", self.store, "--delta", "nibble")
-        self.assertNotIn("other encoding", again.stderr)
+        self.assertNotIn("beside", again.stderr)
+        os.remove(self.file("layer-0001.base"))
+        both = command.must("build", self.model, "--store", self.store)
+        self.assertNotIn("beside", both.stderr)
 
 
 class Inspect(StoreTest):
