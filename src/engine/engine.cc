@@ -227,9 +227,16 @@ Result<void> Engine::ComparePresent() {
   const Result<void> opened =
       stamp ? EnsureCold(/*may_write=*/false) : Result<void>(Fail(stamp.error()));
   if (opened) return {};
-  if (opened.error().code() == StatusCode::kData) return opened;
-  Warn(Text("the store is complete; {} could not be compared with it: {}", options_.checkpoint,
-            opened.error().what()));
+  const Status& failure = opened.error();
+  // One that is read as a checkpoint is another model's; of one that is damaged nothing is known,
+  // and nothing is wanted.
+  if (failure.code() == StatusCode::kData && Checkpoint::Open(env_, options_.checkpoint))
+    return opened;
+  const bool interrupted =
+      failure.code() == StatusCode::kInterrupted || failure.code() == StatusCode::kTerminated;
+  if (interrupted) return opened;
+  Warn(Text("the store is complete; {} could not be compared with it: {}{}", options_.checkpoint,
+            failure.what(), failure.file().empty() ? "" : "; file " + failure.file()));
   return {};
 }
 

@@ -392,6 +392,31 @@ class BadStore(unittest.TestCase):
             self.assertNotIn("Traceback", done.stderr)
         subprocess.run([sys.executable, parser, self.base], capture_output=True, check=True)
 
+    def test_a_damaged_checkpoint_stops_no_boot_that_needs_nothing_of_it(self):
+        def cut(path):
+            os.truncate(path, os.path.getsize(path) - 1)
+
+        def cut_in_the_header(path):
+            os.truncate(path, 100)
+
+        for damage in (cut, cut_in_the_header, os.remove, lambda path: command.flip(path, 9)):
+            model = os.path.join(self.root, "hurt")
+            shutil.rmtree(model, ignore_errors=True)
+            shutil.copytree(self.model, model)
+            damage(os.path.join(model, "model-00001-of-00001.safetensors"))
+            for more in ((), ("--dry-run",)):
+                done = command.must("boot", self.store, "--checkpoint", model, *more)
+                self.assertEqual(done.stderr.count("warning: "), 1, done.stderr)
+                self.assertIn(f"warning: the store is complete; {model} could not be compared",
+                              done.stderr)
+            # Where something is needed of it, it is an error as ever.
+            store = os.path.join(self.root, "incomplete")
+            shutil.rmtree(store, ignore_errors=True)
+            shutil.copytree(self.store, store)
+            os.remove(os.path.join(store, os.listdir(store)[0], "layer-0000.base"))
+            done = command.run("boot", store, "--checkpoint", model)
+            self.assertIn(done.returncode, (2, 3), done.stderr)
+
     def test_a_damaged_layer_is_built_again_alone(self):
         command.flip(self.base, 100)
         before = {f: os.stat(f).st_mtime_ns for f in command.files_below(self.store)}
