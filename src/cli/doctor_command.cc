@@ -323,7 +323,9 @@ Result<void> Doctor::OpenGeneration() {
       MeantGeneration meant,
       OpenMeant(store, options_.generation,
                 {.cancel = &cancel_, .read_only = true, .stall_seconds = options_.stall_seconds}));
-  for (std::string& warning : meant.warnings) Add(false, "store", std::move(warning));
+  // The log has told people of it.
+  for (std::string& warning : meant.warnings)
+    if (options_.common.json) Add(false, "store", std::move(warning));
   generation_ = std::make_unique<Generation>(std::move(meant.generation));
   return {};
 }
