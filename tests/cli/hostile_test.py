@@ -142,6 +142,8 @@ class Outputs(Hostile):
         self.assertIn(True, seen)
 
     def test_tinylm_shows_no_control_characters_of_names(self):
+        if "TINYLM" not in os.environ:
+            self.skipTest("TINYLM does not name the program")
         done = subprocess.run([os.environ["TINYLM"], "generate",
                                os.path.join(self.root, "no\x1b[31m\nmodel"), "--precision",
                                "source"], capture_output=True, text=True, check=False)
