@@ -13,11 +13,6 @@
 
 namespace hotplane::moe_cuda {
 
-// Of one block of 32 columns: a[m] is the left operand of multiply m.
-struct WeightFragments {
-  uint32_t a[2][4];
-};
-
 // The codes of a row, one per nibble.
 struct CodeSelectors {
   uint32_t even, odd;  // of both blocks of a tile
@@ -33,7 +28,7 @@ struct ScaledLevels {
   uint32_t high;  // bytes, by code
   uint32_t low;
   __device__ __forceinline__ explicit ScaledLevels(uint32_t scale)
-      : high((scale >> 1) * 0x01010101u + 0x01008081u), low((scale & 1) << 7) {}
+      : high((scale >> 1) * 0x01010101u + 0x01008081u), low(scale << 7) {}
 };
 inline constexpr uint32_t kLevelScaleMax = 252;
 
@@ -64,11 +59,12 @@ __device__ __forceinline__ uint32_t NibblePair(uint32_t nibbles) {
   return ptx::Merge<0x80008000u, 0x01C001C0u>(signs, magnitudes);
 }
 
-// `upper`, `lower`: 8 nibbles of row g and row g+8: columns 4t.. of the first half, of the second.
-__device__ __forceinline__ WeightFragments NibbleFragments(uint32_t upper, uint32_t lower) {
-  return {
-      {{NibblePair<0>(upper), NibblePair<0>(lower), NibblePair<1>(upper), NibblePair<1>(lower)},
-       {NibblePair<2>(upper), NibblePair<2>(lower), NibblePair<3>(upper), NibblePair<3>(lower)}}};
+// Of one row: 8 nibbles, columns 4t.. of the first half, of the second; pairs by column.
+__device__ __forceinline__ void NibblePairs(uint32_t nibbles, uint32_t (&pairs)[4]) {
+  pairs[0] = NibblePair<0>(nibbles);
+  pairs[1] = NibblePair<1>(nibbles);
+  pairs[2] = NibblePair<2>(nibbles);
+  pairs[3] = NibblePair<3>(nibbles);
 }
 
 // A pair of nibbles in units of kNibbleUnit becomes one times 2^(scale - 127) by the product with
@@ -93,16 +89,52 @@ __device__ __forceinline__ uint32_t DigitsOfWord(uint32_t word) {
   return word + 11u * by5 + 176u * by25 + 2816u * by125;
 }
 
-// The 8 nibbles of two words of quintals and their 8 codes (16 bits): merge of format/tsym4.h.
-__device__ __forceinline__ uint32_t NibblesOfQuintals(uint32_t words, uint32_t codes) {
-  const uint32_t digits = DigitsOfWord(words & 1023u) | DigitsOfWord(words >> 10 & 1023u) << 16;
-  uint32_t spread = codes & 0xFFFFu;
-  spread = (spread | spread << 8) & 0x00FF00FFu;
-  spread = (spread | spread << 4) & 0x0F0F0F0Fu;
-  spread = (spread | spread << 2) & 0x33333333u;
-  const uint32_t large = ~(spread ^ spread >> 1) & 0x11111111u;
-  const uint32_t negative = ~spread << 2 & 0x88888888u;
-  return (digits + 5u * large) | negative;
+// The digits of two words of quintals, of the first half's in the low 16 bits, of the second
+// half's in the high ones.
+//
+// Up to 1023, the bits of a whole number are a float16, it times 2^-24, and what is computed with
+// such is rounded to whole numbers: a float16 product divides, and both words at once.
+struct DigitPairs {
+  uint32_t of[4];
+};
+inline constexpr uint32_t kBoth = 0x00010001u;
+__device__ __forceinline__ DigitPairs DigitsOfWords(uint32_t words) {
+  // 1/5, 1/25 and 1/125, each to 2^-11 of it.
+  constexpr uint32_t kFifth = 0x3266u * kBoth;
+  constexpr uint32_t kTwentyFifth = 0x291Fu * kBoth;
+  constexpr uint32_t kHundredTwentyFifth = 0x2019u * kBoth;
+  constexpr uint32_t kMinusFive = 0xC500u * kBoth;
+  // Less 312, the word of four digits 2, digits are -2 to 2: what a division leaves is at most 62
+  // of 125, less than half, so that rounding to the nearest gives the quotient. The half is missed
+  // by 1/250 at least, the quotient by 2.5 * 2^-11.
+  const uint32_t pair = (words & 0x3FFu) | (words << 6 & 0x03FF0000u);
+  const uint32_t centred = ptx::AddHalves(pair, 0x8000u * kBoth + 312u * kBoth);
+  const uint32_t by5 = ptx::MultiplyAddHalves(centred, kFifth, 62u * kBoth);
+  const uint32_t by25 = ptx::MultiplyAddHalves(centred, kTwentyFifth, 12u * kBoth);
+  const uint32_t by125 = ptx::MultiplyAddHalves(centred, kHundredTwentyFifth, 2u * kBoth);
+  // A quotient 0 may be -0, which the sum with a positive zero is not.
+  return {{ptx::MultiplyAddHalves(by5, kMinusFive, pair),
+           ptx::MultiplyAddHalves(by25, kMinusFive, by5),
+           ptx::MultiplyAddHalves(by125, kMinusFive, by25), ptx::AddHalves(by125, 0)}};
+}
+
+// What a code makes of a digit, merge of format/tsym4.h, as bytes by code of a pair as NibblePair
+// gives it: 5 more when it is +-4, and the sign.
+inline constexpr uint32_t kCodeLowBytes = 0x40000040u, kCodeHighBytes = 0x01008081u;
+
+// Of one row: the pairs of a block by column, in units of kNibbleUnit, from the 20 bits of its
+// words and the selectors of its codes.
+__device__ __forceinline__ void QuintalPairs(uint32_t words, uint32_t even, uint32_t odd,
+                                             uint32_t (&pairs)[4]) {
+  const DigitPairs digits = DigitsOfWords(words);
+#pragma unroll
+  for (uint32_t column = 0; column < 4; ++column) {
+    const uint32_t selectors = column % 2 == 0 ? even : odd;
+    const uint32_t low = ptx::Permute(kCodeLowBytes, 0, selectors);
+    const uint32_t high = ptx::Permute(kCodeHighBytes, 0, selectors);
+    const uint32_t of_code = ptx::Permute(low, high, column < 2 ? 0x6240 : 0x7351);
+    pairs[column] = digits.of[column] * 64u + of_code;
+  }
 }
 
 // 2^(byte - 127), exactly, also of 0.

@@ -91,6 +91,14 @@ struct Weights {
   }
 };
 
+// Pairs of one row by column, where the multiplies of a block have them.
+__device__ __forceinline__ void Place(const uint32_t (&pairs)[4], uint32_t row,
+                                      uint32_t (&a)[2][4]) {
+#pragma unroll
+  for (uint32_t column = 0; column < 4; ++column)
+    a[column / 2][column % 2 * 2 + row] = pairs[column];
+}
+
 // The left operands of both multiplies of a block, scales included.
 template <int kBlock>
 __device__ __forceinline__ void Unpack(const RawTile<kTierBase>& raw, uint32_t (&a)[2][4]) {
@@ -114,13 +122,12 @@ __device__ __forceinline__ void Unpack(const RawTile<kTierBase>& raw, uint32_t (
   }
 }
 
-__device__ __forceinline__ void UnpackNibbles(uint2 nibbles, const uint32_t (&scales)[2],
-                                              uint32_t (&a)[2][4]) {
-  const WeightFragments of = NibbleFragments(nibbles.x, nibbles.y);
+// Pairs in units of kNibbleUnit become weights.
+__device__ __forceinline__ void Scale(const uint32_t (&scales)[2], uint32_t (&a)[2][4]) {
   const uint32_t factors[2] = {FactorOf(scales[0]), FactorOf(scales[1])};
 #pragma unroll
   for (uint32_t i = 0; i < 8; ++i)
-    a[i / 4][i % 4] = ptx::MultiplyPair(of.a[i / 4][i % 4], factors[i % 2]);
+    a[i / 4][i % 4] = ptx::MultiplyPair(a[i / 4][i % 4], factors[i % 2]);
   if (__any_sync(kAllLanes, max(scales[0], scales[1]) > kNibbleScaleMax)) {
     const uint32_t further[2] = {FurtherFactorOf(scales[0]), FurtherFactorOf(scales[1])};
 #pragma unroll
@@ -131,17 +138,28 @@ __device__ __forceinline__ void UnpackNibbles(uint2 nibbles, const uint32_t (&sc
 template <int kBlock>
 __device__ __forceinline__ void Unpack(const RawTile<kTierNibbles>& raw, uint32_t (&a)[2][4]) {
   const uint4& n = raw.nibbles;
-  UnpackNibbles(kBlock == 0 ? uint2{n.x, n.z} : uint2{n.y, n.w},
-                {raw.scales[0][kBlock], raw.scales[1][kBlock]}, a);
+#pragma unroll
+  for (uint32_t row = 0; row < 2; ++row) {
+    uint32_t pairs[4];
+    NibblePairs(kBlock == 0 ? (row == 0 ? n.x : n.z) : (row == 0 ? n.y : n.w), pairs);
+    Place(pairs, row, a);
+  }
+  Scale({raw.scales[0][kBlock], raw.scales[1][kBlock]}, a);
 }
 template <int kBlock>
 __device__ __forceinline__ void Unpack(const RawTile<kTierQuintals>& raw, uint32_t (&a)[2][4]) {
-  const uint32_t upper = kBlock == 0 ? raw.words.x : __funnelshift_r(raw.words.x, raw.words.y, 20);
-  const uint32_t lower =
-      kBlock == 0 ? raw.words.y >> 8 : __funnelshift_r(raw.words.y, raw.last, 28);
-  UnpackNibbles({NibblesOfQuintals(upper, raw.codes.x >> (16 * kBlock)),
-                 NibblesOfQuintals(lower, raw.codes.y >> (16 * kBlock))},
-                {raw.scales[0][kBlock], raw.scales[1][kBlock]}, a);
+#pragma unroll
+  for (uint32_t row = 0; row < 2; ++row) {
+    const uint32_t words =
+        row == 0 ? (kBlock == 0 ? raw.words.x : __funnelshift_r(raw.words.x, raw.words.y, 20))
+                 : (kBlock == 0 ? raw.words.y >> 8 : __funnelshift_r(raw.words.y, raw.last, 28));
+    const CodeSelectors selectors = SelectorsOf(row == 0 ? raw.codes.x : raw.codes.y);
+    uint32_t pairs[4];
+    QuintalPairs(words, kBlock == 0 ? selectors.even : selectors.even >> 16,
+                 kBlock == 0 ? selectors.odd : selectors.odd >> 16, pairs);
+    Place(pairs, row, a);
+  }
+  Scale({raw.scales[0][kBlock], raw.scales[1][kBlock]}, a);
 }
 
 }  // namespace hotplane::moe_cuda

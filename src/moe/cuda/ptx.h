@@ -95,6 +95,18 @@ __device__ __forceinline__ uint32_t MultiplyPair(uint32_t a, uint32_t b) {
   return result;
 }
 
+// Of float16 pairs: a b + c, rounded once, and a + b. Subnormals are kept.
+__device__ __forceinline__ uint32_t MultiplyAddHalves(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+__device__ __forceinline__ uint32_t AddHalves(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("add.rn.f16x2 %0, %1, %2;\n" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
   uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(at) : "memory");

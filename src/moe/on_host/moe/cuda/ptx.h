@@ -2,6 +2,8 @@
 // compiled for the fake driver. Layouts are the PTX manual's.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -112,6 +114,31 @@ inline void AddRelease(uint32_t* at, uint32_t by) {
   *at += by;
   on_host::TellOtherBlocks();
 }
+
+// Of float16, finite ones.
+inline double FromHalf(uint32_t half) {
+  const int exponent = static_cast<int>(half >> 10 & 31);
+  const double magnitude = (half & 1023) + (exponent != 0 ? 1024 : 0);
+  return std::ldexp((half & 0x8000) != 0 ? -magnitude : magnitude, std::max(exponent, 1) - 25);
+}
+inline uint32_t ToHalf(double value) {
+  const uint32_t sign = std::signbit(value) ? 0x8000 : 0;
+  const double magnitude = std::fabs(value);
+  // Of the unit in the last place; that of subnormals is the least.
+  const int unit = magnitude < 0x1p-14 ? -24 : std::ilogb(magnitude) - 10;
+  const auto units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -unit)));
+  if (unit > 5 || (unit == 5 && units > 2047)) on_host::Die("a float16 that is none");
+  return sign | (units + (static_cast<uint32_t>(unit + 24) << 10));
+}
+// The sum in float64 is exact where products have few bits, as those of whole numbers.
+inline uint32_t MultiplyAddHalves(uint32_t a, uint32_t b, uint32_t c) {
+  const auto half = [&](uint32_t shift) {
+    const auto of = [&](uint32_t pair) { return FromHalf(pair >> shift & 0xFFFF); };
+    return ToHalf(of(a) * of(b) + of(c)) << shift;
+  };
+  return half(0) | half(16);
+}
+inline uint32_t AddHalves(uint32_t a, uint32_t b) { return MultiplyAddHalves(a, 0x3C003C00u, b); }
 
 inline uint32_t MultiplyPair(uint32_t a, uint32_t b) {
   const auto half = [&](uint32_t shift) {
