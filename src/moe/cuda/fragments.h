@@ -73,7 +73,7 @@ __device__ __forceinline__ void NibblePairs(uint32_t nibbles, uint32_t (&pairs)[
 inline constexpr uint32_t kNibbleScaleMax = 128;
 inline constexpr uint32_t kBothExponents = 0x00800080u;
 __device__ __forceinline__ uint32_t FactorOf(uint32_t scale) {
-  return (min(scale, kNibbleScaleMax) + 126) * kBothExponents;
+  return (scale + 126) * kBothExponents;
 }
 __device__ __forceinline__ uint32_t FurtherFactorOf(uint32_t scale) {
   return (max(scale, kNibbleScaleMax) - 1) * kBothExponents;

@@ -79,7 +79,7 @@ __device__ __forceinline__ uint32_t RowOfLane() {
 }
 
 template <PrefillMmaShape kShape, int kColumns, uint32_t kTier>
-__device__ __forceinline__ void MultiplyTile(const Gather<MmaBlock<kShape>, kColumns>& gather,
+__device__ __forceinline__ void MultiplyTile(Gather<MmaBlock<kShape>, kColumns>* gather,
                                              Weights<kTier> (&weights)[kStripsOfWarp],
                                              uint32_t tiles, bool all, uint8_t* ring,
                                              Sums<kColumns>& sums) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void MultiplyTile(const Gather<MmaBlock<kShape>, kCol
     for (Weights<kTier>& strip : weights) strip.Issue(shared + stage);
   };
   const auto issue = [&](uint32_t tile, uint32_t stage) {
-    if (tile < tiles) gather.Issue(shared + stage, tile);
+    if (tile < tiles) gather->Issue(shared + stage);
     if (tile + 1 < tiles) issue_weights(next(stage));
     ptx::CommitCopies();
   };
@@ -196,9 +196,9 @@ __device__ __forceinline__ void Run(const MoeArgs& args, const PrefillArgs& pref
                           Of::kWeights + of_block * Of::kStrip);
   };
   Weights<kTier> weights[kStripsOfWarp] = {of_strip(0), of_strip(1)};
-  const Gather<Block, kColumns> gather(args, prefill, product, tile);
+  Gather<Block, kColumns> gather(args, prefill, product, tile);
   Sums<kColumns> sums;
-  MultiplyTile<kShape, kColumns, kTier>(gather, weights, tiles, tile.count > kColumns - 16, ring,
+  MultiplyTile<kShape, kColumns, kTier>(&gather, weights, tiles, tile.count > kColumns - 16, ring,
                                         sums);
   Finish<Block, 0, kColumns>(args, prefill, product, matrix, tile, sums, ring);
   if constexpr (kColumns > kColumnsAtATime) {

@@ -34,23 +34,23 @@ struct Tile {
   uint32_t rows;   // which run of weight rows
 };
 
+// A product of the call.
+struct Product {
+  bool gate_up;
+  uint32_t k;
+  uint32_t strips;  // of gate, or of down
+};
+
 // What all threads know, and no register should hold.
 template <typename Block>
 struct ProductShared {
+  Product product;
   Tile tile;
   Matrix matrix;
   uint32_t row_tiles;
   uint32_t count;  // of tiles
   uint16_t tiles_before[kDecodeExpertsMax + 1];
   uint32_t sums[Block::kThreads / 32];
-};
-
-// A product of the call.
-struct Product {
-  bool gate_up;
-  uint32_t k;
-  uint32_t strips;  // of gate, or of down
-  const uint16_t* activations;
 };
 
 // Where a strip of the block is in the matrix. Beyond the last one: that, whose rows are computed
@@ -70,13 +70,13 @@ template <typename Block, int kColumns>
 struct Gather {
   static constexpr uint32_t kRowsAtATime = Block::kThreads / 8;
   static constexpr uint32_t kTimes = (kColumns + kRowsAtATime - 1) / kRowsAtATime;
-  const uint16_t* activations;
+  const uint16_t* activations;  // of the next tile
   uint32_t rows[kTimes];
   uint32_t to;  // of the first row; the next are whole groups of eight further on
 
   __device__ __forceinline__ Gather(const MoeArgs& args, const PrefillArgs& prefill,
                                     const Product& product, const Tile& tile)
-      : activations(product.activations) {
+      : activations(product.gate_up ? prefill.x : args.inner) {
     const uint32_t chunk = threadIdx.x % 8, first = threadIdx.x / 8;
     to = first * kRowBytes + (chunk ^ first % 8) * 16;
 #pragma unroll
@@ -88,14 +88,15 @@ struct Gather {
       rows[i] = at * product.k + 8 * chunk;
     }
   }
-  __device__ __forceinline__ void Issue(uint32_t stage, uint32_t tile) const {
+  // The next tile.
+  __device__ __forceinline__ void Issue(uint32_t stage) {
 #pragma unroll
     for (uint32_t i = 0; i < kTimes; ++i) {
       if (kRowsAtATime * (i + 1) <= kColumns ||
           threadIdx.x / 8 + kRowsAtATime * i < static_cast<uint32_t>(kColumns))
-        ptx::CopyAsync16(stage + to + i * kRowsAtATime * kRowBytes,
-                         activations + rows[i] + tile * kTileColumns);
+        ptx::CopyAsync16(stage + to + i * kRowsAtATime * kRowBytes, activations + rows[i]);
     }
+    activations += kTileColumns;
   }
 };
 
@@ -222,13 +223,12 @@ __device__ __forceinline__ void RunProduct(const MoeArgs& args, const PrefillArg
   extern __shared__ uint8_t memory[];
   __shared__ ProductShared<Block> shared;
   CountTiles<Block>(args, prefill, &shared);
-  constexpr uint32_t kRows = kStripRows;
-  const Product product = {gate_up, gate_up ? args.hidden : args.intermediate,
-                           (gate_up ? args.intermediate : args.hidden) / kRows,
-                           gate_up ? prefill.x : args.inner};
   if (threadIdx.x == 0) {
+    constexpr uint32_t kRows = kStripRows;
+    const uint32_t strips = (gate_up ? args.intermediate : args.hidden) / kRows;
+    shared.product = {gate_up, gate_up ? args.hidden : args.intermediate, strips};
     const uint32_t strips_of_tile = gate_up ? Block::kStrips / 2 : Block::kStrips;
-    shared.row_tiles = (product.strips + strips_of_tile - 1) / strips_of_tile;
+    shared.row_tiles = (strips + strips_of_tile - 1) / strips_of_tile;
     shared.count = shared.tiles_before[args.experts] * shared.row_tiles;
   }
   __syncthreads();
@@ -241,7 +241,8 @@ __device__ __forceinline__ void RunProduct(const MoeArgs& args, const PrefillArg
     }
     __syncthreads();
     if (shared.matrix.tier == kTier)
-      Kernel::template RunTile<kTier>(args, prefill, product, shared.matrix, shared.tile, ring);
+      Kernel::template RunTile<kTier>(args, prefill, shared.product, shared.matrix, shared.tile,
+                                      ring);
     else if (shared.matrix.tier == kTierMissing && !gate_up && shared.tile.rows == 0)
       StoreMissing(args, prefill, shared.tile);
     __syncthreads();

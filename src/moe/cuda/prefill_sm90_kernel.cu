@@ -34,13 +34,13 @@ constexpr uint32_t kAhead = kPrefillStages - 2;
 
 // Sums of a tile, as of Wgmma.
 template <int kColumns, uint32_t kTier>
-__device__ __forceinline__ void MultiplyTile(const Gather<Block, kColumns>& gather,
+__device__ __forceinline__ void MultiplyTile(Gather<Block, kColumns>* gather,
                                              Weights<kTier>* weights, uint32_t tiles, uint8_t* ring,
                                              float (&acc)[kColumns / 2]) {
   const uint32_t shared = ptx::SharedAddress(ring);
   const auto issue = [&](uint32_t tile, uint32_t at) {
     if (tile < tiles) {
-      gather.Issue(shared + at, tile);
+      gather->Issue(shared + at);
       weights->Issue(shared + at);
     }
     ptx::CommitCopies();
@@ -99,9 +99,9 @@ __device__ __forceinline__ void Run(const MoeArgs& args, const PrefillArgs& pref
   const uint32_t warp = threadIdx.x / 32;
   Weights<kTier> weights(matrix, uint64_t{StripOf<Block>(product, tile, warp)} * tiles,
                          kPrefillWeights + warp * StripBytes<kTier>::kAll);
-  const Gather<Block, kColumns> gather(args, prefill, product, tile);
+  Gather<Block, kColumns> gather(args, prefill, product, tile);
   float acc[kColumns / 2];
-  MultiplyTile<kColumns, kTier>(gather, &weights, tiles, ring, acc);
+  MultiplyTile<kColumns, kTier>(&gather, &weights, tiles, ring, acc);
   float* const sums = reinterpret_cast<float*>(ring);
   StoreSums<kColumns>(acc, sums);
   __syncthreads();

@@ -20,12 +20,14 @@ template <>
 struct RawTile<kTierNibbles> {
   uint4 nibbles;
   uint32_t scales[2][2];
+  bool large;  // some lane's scales may be beyond kNibbleScaleMax
 };
 template <>
 struct RawTile<kTierQuintals> {
   uint2 codes, words;
   uint32_t last;
   uint32_t scales[2][2];
+  bool large;
 };
 
 // A strip's tile in a stage: codes, then nibbles or quintals, then scales.
@@ -88,6 +90,12 @@ struct Weights {
       for (uint32_t block = 0; block < 2; ++block)
         raw->scales[row][block] = strip[Bytes::kScales + block * kStripRows + row * 8 + lane / 4];
     }
+    if constexpr (kTier != kTierBase) {
+      const uint32_t all =
+          raw->scales[0][0] | raw->scales[0][1] | raw->scales[1][0] | raw->scales[1][1];
+      static_assert(kNibbleScaleMax == 128);
+      raw->large = __any_sync(kAllLanes, (all & kNibbleScaleMax) != 0);
+    }
   }
 };
 
@@ -123,17 +131,20 @@ __device__ __forceinline__ void Unpack(const RawTile<kTierBase>& raw, uint32_t (
 }
 
 // Pairs in units of kNibbleUnit become weights.
-__device__ __forceinline__ void Scale(const uint32_t (&scales)[2], uint32_t (&a)[2][4]) {
-  const uint32_t factors[2] = {FactorOf(scales[0]), FactorOf(scales[1])};
-#pragma unroll
-  for (uint32_t i = 0; i < 8; ++i)
-    a[i / 4][i % 4] = ptx::MultiplyPair(a[i / 4][i % 4], factors[i % 2]);
-  if (__any_sync(kAllLanes, max(scales[0], scales[1]) > kNibbleScaleMax)) {
+__device__ __forceinline__ void Scale(const uint32_t (&scales)[2], bool large,
+                                      uint32_t (&a)[2][4]) {
+  uint32_t factors[2] = {FactorOf(scales[0]), FactorOf(scales[1])};
+  if (large) {
     const uint32_t further[2] = {FurtherFactorOf(scales[0]), FurtherFactorOf(scales[1])};
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i)
       a[i / 4][i % 4] = ptx::MultiplyPair(a[i / 4][i % 4], further[i % 2]);
+    factors[0] = FactorOf(min(scales[0], kNibbleScaleMax));
+    factors[1] = FactorOf(min(scales[1], kNibbleScaleMax));
   }
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i)
+    a[i / 4][i % 4] = ptx::MultiplyPair(a[i / 4][i % 4], factors[i % 2]);
 }
 template <int kBlock>
 __device__ __forceinline__ void Unpack(const RawTile<kTierNibbles>& raw, uint32_t (&a)[2][4]) {
@@ -144,7 +155,7 @@ __device__ __forceinline__ void Unpack(const RawTile<kTierNibbles>& raw, uint32_
     NibblePairs(kBlock == 0 ? (row == 0 ? n.x : n.z) : (row == 0 ? n.y : n.w), pairs);
     Place(pairs, row, a);
   }
-  Scale({raw.scales[0][kBlock], raw.scales[1][kBlock]}, a);
+  Scale({raw.scales[0][kBlock], raw.scales[1][kBlock]}, raw.large, a);
 }
 template <int kBlock>
 __device__ __forceinline__ void Unpack(const RawTile<kTierQuintals>& raw, uint32_t (&a)[2][4]) {
@@ -159,7 +170,7 @@ __device__ __forceinline__ void Unpack(const RawTile<kTierQuintals>& raw, uint32
                  kBlock == 0 ? selectors.odd : selectors.odd >> 16, pairs);
     Place(pairs, row, a);
   }
-  Scale({raw.scales[0][kBlock], raw.scales[1][kBlock]}, a);
+  Scale({raw.scales[0][kBlock], raw.scales[1][kBlock]}, raw.large, a);
 }
 
 }  // namespace hotplane::moe_cuda
