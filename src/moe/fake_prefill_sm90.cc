@@ -5,6 +5,7 @@
 // In place of those beside the kernels.
 #include "moe/cuda/prefill_sm90_kernel.cu"
 #include "moe/on_host/fake_product.h"
+#include "moe/on_host/moe/cuda/barrier_sm90.h"
 #include "moe/on_host/moe/cuda/ptx.h"
 #include "moe/on_host/moe/cuda/wgmma_sm90.h"
 

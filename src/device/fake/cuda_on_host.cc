@@ -49,7 +49,14 @@ namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
 
-enum class State { kRuns, kWaitsForBlock, kWaitsForWarp, kWaitsForOthers, kEnded };
+enum class State {
+  kRuns,
+  kWaitsForBlock,
+  kWaitsForWarp,
+  kWaitsForOtherWarps,
+  kWaitsForOthers,
+  kEnded
+};
 
 // What is known to ThreadSanitizer as a thread's course of calls.
 class Course {
@@ -134,7 +141,8 @@ bool DoTogether(Thread* warp) {
   uint32_t waiting = 0, elsewhere = 0;
   for (uint32_t i = 0; i < 32; ++i) {
     if (warp[i].state == State::kWaitsForWarp) lanes[waiting++] = warp[i].operands;
-    if (warp[i].state == State::kWaitsForOthers) ++elsewhere;
+    if (warp[i].state == State::kWaitsForOthers || warp[i].state == State::kWaitsForOtherWarps)
+      ++elsewhere;
   }
   if (waiting == 0 || waiting + elsewhere == 32) {
     if (waiting != 32) return false;
@@ -150,7 +158,7 @@ bool DoTogether(Thread* warp) {
   return true;
 }
 
-// Until all its lanes wait for the block or for other blocks, or have ended.
+// Until all its lanes wait for the block, for other warps or blocks, or have ended.
 void RunWarp(uint32_t first) {
   Thread* const warp = running.block->threads.data() + first;
   do {
@@ -176,11 +184,21 @@ void Resume(State state) {
 }
 
 bool PassBarrier() {
-  if (SomeAre(State::kWaitsForOthers) || !SomeAre(State::kWaitsForBlock)) return false;
+  if (SomeAre(State::kWaitsForOthers) || SomeAre(State::kWaitsForOtherWarps) ||
+      !SomeAre(State::kWaitsForBlock))
+    return false;
   Block* const block = running.block;
   block->counted = std::exchange(block->counting, 0);
   Resume(State::kWaitsForBlock);
   ++running.steps;
+  return true;
+}
+
+// True where warps wait for others of the block, of which some have gone on since `steps`.
+bool LookAgain(uint64_t steps) {
+  if (!SomeAre(State::kWaitsForOtherWarps)) return false;
+  if (running.steps == steps) Die("waits for other warps, which all wait");
+  Resume(State::kWaitsForOtherWarps);
   return true;
 }
 
@@ -210,10 +228,12 @@ bool RunBlock(Block* block) {
   Resume(State::kWaitsForOthers);
   std::vector<uint32_t> warps(block->threads.size() / 32);
   std::iota(warps.begin(), warps.end(), 0);
+  uint64_t steps;
   do {
+    steps = running.steps;
     std::shuffle(warps.begin(), warps.end(), running.random);
     for (const uint32_t warp : warps) RunWarp(32 * warp);
-  } while (PassBarrier());
+  } while (PassBarrier() || LookAgain(steps));
   if (grid.shared != nullptr) {
     std::copy_n(grid.shared, block->shared.size(), block->shared.begin());
     const auto guard = block->shared.begin() + grid.shared_bytes;
@@ -264,6 +284,8 @@ uint32_t CountInBlock(bool predicate) {
   WaitForBlock();
   return running.block->counted;
 }
+
+void WaitForOtherWarps() { Wait(State::kWaitsForOtherWarps); }
 
 void WaitForOtherBlocks() { Wait(State::kWaitsForOthers); }
 

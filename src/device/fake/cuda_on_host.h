@@ -53,6 +53,9 @@ const Grid& CurrentGrid();
 void WaitForBlock();
 // The same; how many of them brought true.
 uint32_t CountInBlock(bool predicate);
+// Returns when other warps of the block may have gone on: what is waited for must be looked at
+// again.
+void WaitForOtherWarps();
 // Returns when other blocks may have gone on: what is waited for must be looked at again.
 void WaitForOtherBlocks();
 // Tells that something was changed that other blocks may wait for.

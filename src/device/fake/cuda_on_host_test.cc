@@ -72,6 +72,19 @@ TEST(CudaOnHost, BlocksThatTellEachOtherGoOn) {
   EXPECT_EQ(turn, 20u);
 }
 
+TEST(CudaOnHost, WarpsThatWaitForOthersOfTheBlockGoOn) {
+  on_host::Launch({2, 128, memory, 1024}, [] {
+    const uint32_t warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) memory[0] = 0;
+    __syncthreads();
+    while (memory[0] != warp) on_host::WaitForOtherWarps();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ++memory[0];
+    __syncthreads();
+    EXPECT_EQ(memory[0], 4);
+  });
+}
+
 TEST(CudaOnHost, LanesExchange) {
   on_host::Launch({1, 64}, [] {
     const uint32_t lane = threadIdx.x % 32;
@@ -110,6 +123,11 @@ TEST(CudaOnHostDeathTest, WhatWouldHangEnds) {
                                  while (true) on_host::WaitForOtherBlocks();
                                }),
                "waits for other blocks, which all wait");
+  EXPECT_DEATH(on_host::Launch(grid,
+                               [] {
+                                 while (true) on_host::WaitForOtherWarps();
+                               }),
+               "waits for other warps, which all wait");
   EXPECT_DEATH(on_host::Launch(grid,
                                [] {
                                  if (threadIdx.x < 16) __syncwarp();

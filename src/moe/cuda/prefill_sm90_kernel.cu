@@ -4,6 +4,7 @@
 // A block has four warpgroups and a tile of 256 weight rows by up to 112 assignments; each warp has
 // a strip of 16 rows. Activations, gathered by token, and weights come through shared memory, 64 of
 // k at a time; sums leave through it, so that gate meets up and rows are written whole.
+#include "moe/cuda/barrier_sm90.h"
 #include "moe/cuda/prefill_product.h"
 #include "moe/cuda/prefill_weights.h"
 #include "moe/cuda/wgmma_sm90.h"
@@ -32,11 +33,11 @@ __device__ __forceinline__ void MultiplyBlock(uint32_t stage, uint32_t block,
 // it was, when the multiplies that read it are surely done.
 constexpr uint32_t kAhead = kPrefillStages - 2;
 
-// Sums of a tile, as of Wgmma.
+// Sums of a tile, as of Wgmma. `arrivals` takes one of each warp, and has had none.
 template <int kColumns, uint32_t kTier>
 __device__ __forceinline__ void MultiplyTile(Gather<Block, kColumns>* gather,
                                              Weights<kTier>* weights, uint32_t tiles, uint8_t* ring,
-                                             float (&acc)[kColumns / 2]) {
+                                             uint64_t* arrivals, float (&acc)[kColumns / 2]) {
   const uint32_t shared = ptx::SharedAddress(ring);
   const auto issue = [&](uint32_t tile, uint32_t at) {
     if (tile < tiles) {
@@ -45,12 +46,20 @@ __device__ __forceinline__ void MultiplyTile(Gather<Block, kColumns>* gather,
     }
     ptx::CommitCopies();
   };
+  // What this warp copies of the next tile to multiply, and of the one after it, is there. All
+  // begin with that tile when all have got here, and nobody waits for what another unpacks
+  // meanwhile: a barrier behind it would leave the tensor cores without work as long as that takes.
+  const auto arrive = [&] {
+    ptx::WaitForCopies<kAhead - 2>();
+    ptx::FenceForAsync();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::ArriveAt(arrivals);
+  };
 #pragma unroll 1
   for (uint32_t tile = 0; tile < kAhead; ++tile) issue(tile, tile * kPrefillStageBytes);
   RawTile<kTier> raw;
   uint32_t a[2][2][4];  // [block][multiply][register]
-  ptx::WaitForCopies<kAhead - 1>();
-  __syncwarp();
+  arrive();
 #pragma unroll
   for (float& value : acc) value = 0;
   weights->Load(ring, &raw);
@@ -58,10 +67,7 @@ __device__ __forceinline__ void MultiplyTile(Gather<Block, kColumns>* gather,
   uint32_t stage = 0;
 #pragma unroll 1
   for (uint32_t tile = 0; tile < tiles; ++tile) {
-    // This tile and the next are there.
-    ptx::WaitForCopies<kAhead - 2>();
-    ptx::FenceForAsync();
-    __syncthreads();
+    ptx::WaitFor(arrivals, tile % 2);
     constexpr uint32_t kRing = kPrefillStages * kPrefillStageBytes;
     constexpr uint32_t kBehind = kRing - kAhead * kPrefillStageBytes;
     issue(tile + kAhead, stage < kBehind ? stage + kRing - kBehind : stage - kBehind);
@@ -73,6 +79,7 @@ __device__ __forceinline__ void MultiplyTile(Gather<Block, kColumns>* gather,
     stage = stage + kPrefillStageBytes == kRing ? 0 : stage + kPrefillStageBytes;
     weights->Load(ring + stage, &raw);
     MultiplyBlock<kColumns>(shared + now, 1, a[1], acc);
+    arrive();
     ptx::WgmmaWait<1>();
     Unpack<0>(raw, a[0]);
   }
@@ -101,7 +108,11 @@ __device__ __forceinline__ void Run(const MoeArgs& args, const PrefillArgs& pref
                          kPrefillWeights + warp * StripBytes<kTier>::kAll);
   Gather<Block, kColumns> gather(args, prefill, product, tile);
   float acc[kColumns / 2];
-  MultiplyTile<kColumns, kTier>(&gather, &weights, tiles, ring, acc);
+  __shared__ uint64_t arrivals;
+  if (threadIdx.x == 0) ptx::InitBarrier(&arrivals, Block::kThreads / 32);
+  __syncthreads();
+  MultiplyTile<kColumns, kTier>(&gather, &weights, tiles, ring, &arrivals, acc);
+  if (threadIdx.x == 0) ptx::EndBarrier(&arrivals);
   float* const sums = reinterpret_cast<float*>(ring);
   StoreSums<kColumns>(acc, sums);
   __syncthreads();
