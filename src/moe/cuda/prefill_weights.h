@@ -41,36 +41,40 @@ struct StripBytes {
   static constexpr uint32_t kAll = kScales + kTileScaleBytes;
 };
 
-// Copies a strip into stages, tile by tile, a lane's pieces of 16 bytes. A warp's: it alone reads
-// them.
+// Copies a strip into stages, tile by tile, in pieces of 16 bytes. A warp's: it alone reads them.
 template <uint32_t kTier>
 struct Weights {
   using Bytes = StripBytes<kTier>;
-  static constexpr uint32_t kScaleLanes = kTileScaleBytes / 16;
-  const uint8_t* codes;
-  const uint8_t* fine;
-  const uint8_t* scales;
+  static constexpr uint32_t kPieces = Bytes::kAll / 16;
+  static constexpr uint32_t kTimes = (kPieces + 31) / 32;
+  // Of pieces lane, lane + 32, ..., in the order in which they stand in a stage: where they are of
+  // the next tile, and bytes from tile to tile.
+  const uint8_t* from[kTimes];
+  uint32_t step[kTimes];
   uint32_t slot;  // in a stage
 
   __device__ __forceinline__ Weights(const Matrix& matrix, uint64_t first_tile, uint32_t in_stage)
       : slot(in_stage) {
-    const uint32_t lane = threadIdx.x % 32;
-    // What a tier does not have is null, and stays it.
-    codes = Bytes::kCodes == 0 ? nullptr : matrix.codes + first_tile * kTileCodeBytes + lane * 16;
-    fine = Bytes::kFine == 0 ? nullptr : matrix.fine + first_tile * Bytes::kFine + lane * 16;
-    scales = matrix.scales + first_tile * kTileScaleBytes + lane * 16;
+#pragma unroll
+    for (uint32_t i = 0; i < kTimes; ++i) {
+      const int at = static_cast<int>(threadIdx.x % 32 + 32 * i) * 16;
+      constexpr int kCodes = Bytes::kCodes, kScales = Bytes::kScales;
+      const bool of_codes = at < kCodes, of_fine = !of_codes && at < kScales;
+      const uint8_t* const plane = of_codes ? matrix.codes : of_fine ? matrix.fine : matrix.scales;
+      const int begin = of_codes ? 0 : of_fine ? kCodes : kScales;
+      step[i] = of_codes ? Bytes::kCodes : of_fine ? Bytes::kFine : kTileScaleBytes;
+      from[i] = plane + first_tile * step[i] + (at - begin);
+    }
   }
   // The next tile.
   __device__ __forceinline__ void Issue(uint32_t stage) {
     const uint32_t lane = threadIdx.x % 32;
-    const uint32_t to = stage + slot + lane * 16;
-    if (Bytes::kCodes != 0 && lane * 16 < kTileCodeBytes) ptx::CopyAsync16(to, codes);
-    if (Bytes::kFine == 512 || lane * 16 + 1 <= Bytes::kFine)
-      ptx::CopyAsync16(to + Bytes::kCodes, fine);
-    if (lane < kScaleLanes) ptx::CopyAsync16(to + Bytes::kScales, scales);
-    codes += Bytes::kCodes;
-    fine += Bytes::kFine;
-    scales += kTileScaleBytes;
+#pragma unroll
+    for (uint32_t i = 0; i < kTimes; ++i) {
+      if (32 * (i + 1) <= kPieces || lane + 32 * i < kPieces)
+        ptx::CopyAsync16(stage + slot + (lane + 32 * i) * 16, from[i]);
+      from[i] += step[i];
+    }
   }
   // What the lane needs of it.
   __device__ __forceinline__ void Load(const uint8_t* stage, RawTile<kTier>* raw) const {
