@@ -58,7 +58,7 @@ TEST(Fragments, PairsOfQuintals) {
     const CodeSelectors selectors =
         SelectorsOf(first.codes | second.codes << 8 | first.nibbles << 16);
     uint32_t pairs[4];
-    QuintalPairs(words, selectors.even, selectors.odd, pairs);
+    QuintalPairs(words, selectors.even, selectors.odd, kQuintalConstants, pairs);
     for (uint32_t column = 0; column < 4; ++column)
       ASSERT_EQ(pairs[column], HalfOfPair(first, column) | HalfOfPair(second, column) << 16)
           << std::hex << first.nibbles << ' ' << second.nibbles << " column " << column;

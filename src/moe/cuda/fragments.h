@@ -98,19 +98,28 @@ struct DigitPairs {
   uint32_t of[4];
 };
 inline constexpr uint32_t kBoth = 0x00010001u;
-__device__ __forceinline__ DigitPairs DigitsOfWords(uint32_t words) {
-  // 1/5, 1/25 and 1/125, each to 2^-11 of it.
-  constexpr uint32_t kFifth = 0x3266u * kBoth;
-  constexpr uint32_t kTwentyFifth = 0x291Fu * kBoth;
-  constexpr uint32_t kHundredTwentyFifth = 0x2019u * kBoth;
+// What a kernel reads from memory: of constants that the compiler knows it would make a copy for
+// each use.
+struct alignas(16) QuintalConstants {
+  // 1/5 and 1/25 in float16, to 2^-11 of them.
+  uint32_t fifth, twenty_fifth;
+  // What a code makes of a digit, merge of format/tsym4.h, as bytes by code of a pair as NibblePair
+  // gives it: 5 more when it is +-4, and the sign.
+  uint32_t code_low, code_high;
+};
+inline constexpr QuintalConstants kQuintalConstants = {0x3266u * kBoth, 0x291Fu * kBoth,
+                                                       0x40000040u, 0x01008081u};
+__device__ __forceinline__ DigitPairs DigitsOfWords(uint32_t words,
+                                                    const QuintalConstants& constants) {
+  constexpr uint32_t kHundredTwentyFifth = 0x2019u * kBoth;  // to 2^-11 of it, too
   constexpr uint32_t kMinusFive = 0xC500u * kBoth;
   // Less 312, the word of four digits 2, digits are -2 to 2: what a division leaves is at most 62
   // of 125, less than half, so that rounding to the nearest gives the quotient. The half is missed
   // by 1/250 at least, the quotient by 2.5 * 2^-11.
   const uint32_t pair = (words & 0x3FFu) | (words << 6 & 0x03FF0000u);
   const uint32_t centred = ptx::AddHalves(pair, 0x8000u * kBoth + 312u * kBoth);
-  const uint32_t by5 = ptx::MultiplyAddHalves(centred, kFifth, 62u * kBoth);
-  const uint32_t by25 = ptx::MultiplyAddHalves(centred, kTwentyFifth, 12u * kBoth);
+  const uint32_t by5 = ptx::MultiplyAddHalves(centred, constants.fifth, 62u * kBoth);
+  const uint32_t by25 = ptx::MultiplyAddHalves(centred, constants.twenty_fifth, 12u * kBoth);
   const uint32_t by125 = ptx::MultiplyAddHalves(centred, kHundredTwentyFifth, 2u * kBoth);
   // A quotient 0 may be -0, which the sum with a positive zero is not.
   return {{ptx::MultiplyAddHalves(by5, kMinusFive, pair),
@@ -118,20 +127,17 @@ __device__ __forceinline__ DigitPairs DigitsOfWords(uint32_t words) {
            ptx::MultiplyAddHalves(by125, kMinusFive, by25), ptx::AddHalves(by125, 0)}};
 }
 
-// What a code makes of a digit, merge of format/tsym4.h, as bytes by code of a pair as NibblePair
-// gives it: 5 more when it is +-4, and the sign.
-inline constexpr uint32_t kCodeLowBytes = 0x40000040u, kCodeHighBytes = 0x01008081u;
-
 // Of one row: the pairs of a block by column, in units of kNibbleUnit, from the 20 bits of its
 // words and the selectors of its codes.
 __device__ __forceinline__ void QuintalPairs(uint32_t words, uint32_t even, uint32_t odd,
+                                             const QuintalConstants& constants,
                                              uint32_t (&pairs)[4]) {
-  const DigitPairs digits = DigitsOfWords(words);
+  const DigitPairs digits = DigitsOfWords(words, constants);
 #pragma unroll
   for (uint32_t column = 0; column < 4; ++column) {
     const uint32_t selectors = column % 2 == 0 ? even : odd;
-    const uint32_t low = ptx::Permute(kCodeLowBytes, 0, selectors);
-    const uint32_t high = ptx::Permute(kCodeHighBytes, 0, selectors);
+    const uint32_t low = ptx::Permute(constants.code_low, 0, selectors);
+    const uint32_t high = ptx::Permute(constants.code_high, 0, selectors);
     const uint32_t of_code = ptx::Permute(low, high, column < 2 ? 0x6240 : 0x7351);
     pairs[column] = digits.of[column] * 64u + of_code;
   }

@@ -80,7 +80,9 @@ inline constexpr unsigned kPrefillColumns = 112;
 inline constexpr unsigned kPrefillStages = 6;
 inline constexpr unsigned kPrefillWeights = kPrefillColumns * 128;
 inline constexpr unsigned kPrefillStageBytes = 24 * 1024;
-inline constexpr unsigned kPrefillSharedBytes = kPrefillStages * kPrefillStageBytes + 1024;
+inline constexpr unsigned kPrefillRingBytes = kPrefillStages * kPrefillStageBytes;
+inline constexpr unsigned kPrefillBehindRingBytes = 64;
+inline constexpr unsigned kPrefillSharedBytes = kPrefillRingBytes + kPrefillBehindRingBytes + 1024;
 
 // The same of the kernels that take mma.sync, for many assignments of an expert and for few. Their
 // blocks fit a multiprocessor of any GPU: the least shared memory that there is are 100 KiB, of
@@ -91,7 +93,9 @@ struct PrefillMmaShape {
 inline constexpr PrefillMmaShape kPrefillMmaMany = {128, 2, 44 * 1024};
 inline constexpr PrefillMmaShape kPrefillMmaFew = {32, 4, 20 * 1024};
 inline constexpr unsigned kPrefillMmaThreads = 128;
-constexpr unsigned SharedBytesOf(const PrefillMmaShape& shape) { return shape.ring_bytes + 128; }
+constexpr unsigned SharedBytesOf(const PrefillMmaShape& shape) {
+  return shape.ring_bytes + kPrefillBehindRingBytes + 128;
+}
 // Few: this many on average. Beyond, experts would often have two runs of columns, and their
 // weights be unpacked twice.
 inline constexpr unsigned kPrefillFewAverage = 16;

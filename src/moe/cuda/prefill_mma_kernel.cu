@@ -193,7 +193,8 @@ __device__ __forceinline__ void Run(const MoeArgs& args, const PrefillArgs& pref
   const auto of_strip = [&](uint32_t strip) {
     const uint32_t of_block = StripOfBlock(strip);
     return Weights<kTier>(matrix, uint64_t{StripOf<Block>(product, tile, of_block)} * tiles,
-                          Of::kWeights + of_block * Of::kStrip);
+                          Of::kWeights + of_block * Of::kStrip,
+                          reinterpret_cast<const BehindRing*>(ring + kShape.ring_bytes)->constants);
   };
   Weights<kTier> weights[kStripsOfWarp] = {of_strip(0), of_strip(1)};
   Gather<Block, kColumns> gather(args, prefill, product, tile);
@@ -210,7 +211,7 @@ __device__ __forceinline__ void Run(const MoeArgs& args, const PrefillArgs& pref
 template <PrefillMmaShape kShape>
 struct Kernel {
   using Block = MmaBlock<kShape>;
-  static constexpr uint32_t kAlign = 128;
+  static constexpr uint32_t kAlign = 128, kRingBytes = kShape.ring_bytes;
 
   template <uint32_t kTier>
   static __device__ __forceinline__ void RunTile(const MoeArgs& args, const PrefillArgs& prefill,

@@ -8,6 +8,7 @@
 #include "format/tsym4.h"
 #include "moe/cuda/expert_matrix.h"
 #include "moe/cuda/finish.h"
+#include "moe/cuda/fragments.h"
 #include "moe/cuda/ptx.h"
 
 namespace hotplane::moe_cuda {
@@ -40,6 +41,13 @@ struct Product {
   uint32_t k;
   uint32_t strips;  // of gate, or of down
 };
+
+// Behind the ring, where its address is at hand.
+struct BehindRing {
+  QuintalConstants constants;
+  uint64_t barrier;  // the kernel's
+};
+static_assert(sizeof(BehindRing) <= kPrefillBehindRingBytes);
 
 // What all threads know, and no register should hold.
 template <typename Block>
@@ -215,6 +223,7 @@ __device__ __forceinline__ Tile TileAt(const MoeArgs& args, const PrefillArgs& p
 // The tiles of experts of one tier; the others are another launch's. Kernel has
 //   Block          its shape
 //   kAlign         of its shared memory
+//   kRingBytes     of that
 //   RunTile<tier>  what a block does for a tile
 template <typename Kernel, uint32_t kTier>
 __device__ __forceinline__ void RunProduct(const MoeArgs& args, const PrefillArgs& prefill,
@@ -222,18 +231,19 @@ __device__ __forceinline__ void RunProduct(const MoeArgs& args, const PrefillArg
   using Block = typename Kernel::Block;
   extern __shared__ uint8_t memory[];
   __shared__ ProductShared<Block> shared;
+  constexpr uint32_t kAlign = Kernel::kAlign;
+  uint8_t* const ring = memory + (kAlign - ptx::SharedAddress(memory) % kAlign) % kAlign;
   CountTiles<Block>(args, prefill, &shared);
   if (threadIdx.x == 0) {
     constexpr uint32_t kRows = kStripRows;
     const uint32_t strips = (gate_up ? args.intermediate : args.hidden) / kRows;
+    reinterpret_cast<BehindRing*>(ring + Kernel::kRingBytes)->constants = kQuintalConstants;
     shared.product = {gate_up, gate_up ? args.hidden : args.intermediate, strips};
     const uint32_t strips_of_tile = gate_up ? Block::kStrips / 2 : Block::kStrips;
     shared.row_tiles = (strips + strips_of_tile - 1) / strips_of_tile;
     shared.count = shared.tiles_before[args.experts] * shared.row_tiles;
   }
   __syncthreads();
-  constexpr uint32_t kAlign = Kernel::kAlign;
-  uint8_t* const ring = memory + (kAlign - ptx::SharedAddress(memory) % kAlign) % kAlign;
   for (uint32_t index = blockIdx.x; index < shared.count; index += gridDim.x) {
     if (threadIdx.x == 0) {
       shared.tile = TileAt<Block>(args, prefill, shared, index);

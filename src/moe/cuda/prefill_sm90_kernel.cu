@@ -14,8 +14,7 @@ namespace {
 
 // A strip for each warp.
 using Block = PrefillBlock<kPrefillThreads, kPrefillThreads / 32, kPrefillColumns>;
-static_assert(kPrefillColumns * Block::kSumStride * sizeof(float) <=
-              kPrefillStages * kPrefillStageBytes);
+static_assert(kPrefillColumns * Block::kSumStride * sizeof(float) <= kPrefillRingBytes);
 
 template <int kColumns>
 __device__ __forceinline__ void MultiplyBlock(uint32_t stage, uint32_t block,
@@ -68,7 +67,7 @@ __device__ __forceinline__ void MultiplyTile(Gather<Block, kColumns>* gather,
 #pragma unroll 1
   for (uint32_t tile = 0; tile < tiles; ++tile) {
     ptx::WaitFor(arrivals, tile % 2);
-    constexpr uint32_t kRing = kPrefillStages * kPrefillStageBytes;
+    constexpr uint32_t kRing = kPrefillRingBytes;
     constexpr uint32_t kBehind = kRing - kAhead * kPrefillStageBytes;
     issue(tile + kAhead, stage < kBehind ? stage + kRing - kBehind : stage - kBehind);
     MultiplyBlock<kColumns>(shared + stage, 0, a[0], acc);
@@ -104,15 +103,16 @@ __device__ __forceinline__ void Run(const MoeArgs& args, const PrefillArgs& pref
                                     uint8_t* ring) {
   const uint32_t tiles = product.k / static_cast<uint32_t>(kTileColumns);
   const uint32_t warp = threadIdx.x / 32;
+  BehindRing* const behind = reinterpret_cast<BehindRing*>(ring + kPrefillRingBytes);
   Weights<kTier> weights(matrix, uint64_t{StripOf<Block>(product, tile, warp)} * tiles,
-                         kPrefillWeights + warp * StripBytes<kTier>::kAll);
+                         kPrefillWeights + warp * StripBytes<kTier>::kAll, behind->constants);
   Gather<Block, kColumns> gather(args, prefill, product, tile);
   float acc[kColumns / 2];
-  __shared__ uint64_t arrivals;
-  if (threadIdx.x == 0) ptx::InitBarrier(&arrivals, Block::kThreads / 32);
+  uint64_t* const arrivals = &behind->barrier;
+  if (threadIdx.x == 0) ptx::InitBarrier(arrivals, Block::kThreads / 32);
   __syncthreads();
-  MultiplyTile<kColumns, kTier>(&gather, &weights, tiles, ring, &arrivals, acc);
-  if (threadIdx.x == 0) ptx::EndBarrier(&arrivals);
+  MultiplyTile<kColumns, kTier>(&gather, &weights, tiles, ring, arrivals, acc);
+  if (threadIdx.x == 0) ptx::EndBarrier(arrivals);
   float* const sums = reinterpret_cast<float*>(ring);
   StoreSums<kColumns>(acc, sums);
   __syncthreads();
@@ -124,7 +124,7 @@ __device__ __forceinline__ void Run(const MoeArgs& args, const PrefillArgs& pref
 
 struct Kernel {
   using Block = hotplane::moe_cuda::Block;
-  static constexpr uint32_t kAlign = 1024;
+  static constexpr uint32_t kAlign = 1024, kRingBytes = kPrefillRingBytes;
   template <uint32_t kTier>
   static __device__ __forceinline__ void RunTile(const MoeArgs& args, const PrefillArgs& prefill,
                                                  const Product& product, const Matrix& matrix,

@@ -26,6 +26,7 @@ template <>
 struct RawTile<kTierQuintals> {
   uint2 codes, words;
   uint32_t last;
+  const QuintalConstants* constants;
   uint32_t scales[2][2];
   bool large;
 };
@@ -52,9 +53,11 @@ struct Weights {
   const uint8_t* from[kTimes];
   uint32_t step[kTimes];
   uint32_t slot;  // in a stage
+  const QuintalConstants* constants;
 
-  __device__ __forceinline__ Weights(const Matrix& matrix, uint64_t first_tile, uint32_t in_stage)
-      : slot(in_stage) {
+  __device__ __forceinline__ Weights(const Matrix& matrix, uint64_t first_tile, uint32_t in_stage,
+                                     const QuintalConstants& in_memory)
+      : slot(in_stage), constants(&in_memory) {
 #pragma unroll
     for (uint32_t i = 0; i < kTimes; ++i) {
       const int at = static_cast<int>(threadIdx.x % 32 + 32 * i) * 16;
@@ -86,6 +89,7 @@ struct Weights {
       raw->nibbles = *reinterpret_cast<const uint4*>(strip + lane * 16);
     if constexpr (kTier == kTierQuintals) {
       raw->words = *reinterpret_cast<const uint2*>(strip + Bytes::kCodes + lane * 8);
+      raw->constants = constants;
       raw->last = *reinterpret_cast<const uint16_t*>(strip + Bytes::kCodes + 256 + lane * 2);
     }
 #pragma unroll
@@ -163,6 +167,7 @@ __device__ __forceinline__ void Unpack(const RawTile<kTierNibbles>& raw, uint32_
 }
 template <int kBlock>
 __device__ __forceinline__ void Unpack(const RawTile<kTierQuintals>& raw, uint32_t (&a)[2][4]) {
+  const QuintalConstants constants = *raw.constants;
 #pragma unroll
   for (uint32_t row = 0; row < 2; ++row) {
     const uint32_t words =
@@ -171,7 +176,7 @@ __device__ __forceinline__ void Unpack(const RawTile<kTierQuintals>& raw, uint32
     const CodeSelectors selectors = SelectorsOf(row == 0 ? raw.codes.x : raw.codes.y);
     uint32_t pairs[4];
     QuintalPairs(words, kBlock == 0 ? selectors.even : selectors.even >> 16,
-                 kBlock == 0 ? selectors.odd : selectors.odd >> 16, pairs);
+                 kBlock == 0 ? selectors.odd : selectors.odd >> 16, constants, pairs);
     Place(pairs, row, a);
   }
   Scale({raw.scales[0][kBlock], raw.scales[1][kBlock]}, raw.large, a);
