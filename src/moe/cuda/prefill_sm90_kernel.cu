@@ -16,15 +16,16 @@ namespace {
 using Block = PrefillBlock<kPrefillThreads, kPrefillThreads / 32, kPrefillColumns>;
 static_assert(kPrefillColumns * Block::kSumStride * sizeof(float) <= kPrefillRingBytes);
 
+// `rows`: activations of the tile.
 template <int kColumns>
-__device__ __forceinline__ void MultiplyBlock(uint32_t stage, uint32_t block,
+__device__ __forceinline__ void MultiplyBlock(uint64_t rows, uint32_t block,
                                               const uint32_t (&a)[2][4],
                                               float (&acc)[kColumns / 2]) {
   ptx::WgmmaFence();
 #pragma unroll
   for (uint32_t multiply = 0; multiply < 2; ++multiply)
     ptx::Wgmma<kColumns>::Multiply(acc, a[multiply],
-                                   ptx::SwizzledRows(stage + (2 * block + multiply) * 32));
+                                   ptx::RowsFurther(rows, (2 * block + multiply) * 32));
   ptx::WgmmaCommit();
 }
 
@@ -70,14 +71,14 @@ __device__ __forceinline__ void MultiplyTile(Gather<Block, kColumns>* gather,
     constexpr uint32_t kRing = kPrefillRingBytes;
     constexpr uint32_t kBehind = kRing - kAhead * kPrefillStageBytes;
     issue(tile + kAhead, stage < kBehind ? stage + kRing - kBehind : stage - kBehind);
-    MultiplyBlock<kColumns>(shared + stage, 0, a[0], acc);
+    const uint64_t rows = ptx::SwizzledRows(shared + stage);
+    MultiplyBlock<kColumns>(rows, 0, a[0], acc);
     // The multiplies before those are done, and their registers free.
     ptx::WgmmaWait<1>();
     Unpack<1>(raw, a[1]);
-    const uint32_t now = stage;
     stage = stage + kPrefillStageBytes == kRing ? 0 : stage + kPrefillStageBytes;
     weights->Load(ring + stage, &raw);
-    MultiplyBlock<kColumns>(shared + now, 1, a[1], acc);
+    MultiplyBlock<kColumns>(rows, 1, a[1], acc);
     arrive();
     ptx::WgmmaWait<1>();
     Unpack<0>(raw, a[0]);

@@ -96,6 +96,10 @@ __device__ __forceinline__ uint64_t SwizzledRows(uint32_t shared) {
   constexpr uint64_t kRowGroup = 1024 / 16, kSwizzle128 = 1;
   return uint64_t{shared >> 4 & 0x3FFF} | uint64_t{1} << 16 | kRowGroup << 32 | kSwizzle128 << 62;
 }
+// The same, `bytes` further on.
+__device__ __forceinline__ uint64_t RowsFurther(uint64_t rows, uint32_t bytes) {
+  return rows >> 32 << 32 | (static_cast<uint32_t>(rows) + (bytes >> 4));
+}
 
 // Before the first multiply of a batch, after registers that it uses were written.
 __device__ __forceinline__ void WgmmaFence() {

@@ -35,6 +35,9 @@ inline uint64_t SwizzledRows(uint32_t shared) {
     on_host::Die("rows of a multiply that are not at 1 KiB and 32 for each 16 of k");
   return shared;
 }
+inline uint64_t RowsFurther(uint64_t rows, uint32_t bytes) {
+  return SwizzledRows(static_cast<uint32_t>(rows) + bytes);
+}
 inline float SwizzledAt(uint64_t rows, uint32_t n, uint32_t k) {
   const uint32_t plain = static_cast<uint32_t>(rows) + n * 128 + k * 2;
   uint16_t bits;
