@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #undef __global__
 #undef __device__
@@ -112,6 +113,8 @@ inline uint32_t atomicCAS(uint32_t* at, uint32_t expected, uint32_t desired) {
   if (before == expected) *at = desired;
   return before;
 }
+
+inline uint32_t atomicAdd(uint32_t* at, uint32_t by) { return std::exchange(*at, *at + by); }
 
 inline void __syncthreads() { hotplane::on_host::WaitForBlock(); }
 inline int __syncthreads_count(int predicate) {

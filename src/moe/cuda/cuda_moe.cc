@@ -10,6 +10,7 @@ namespace hotplane {
 
 // Made from the kernels by the build.
 extern const unsigned char kMoeDecodeImage[];
+extern const unsigned char kMoeDecodeFewImage[];
 extern const unsigned char kMoePrefillSortImage[];
 extern const unsigned char kMoePrefillMmaImage[];
 #ifdef HOTPLANE_MOE_PREFILL_SM90
@@ -161,6 +162,10 @@ Result<std::unique_ptr<CudaMoe>> CudaMoe::Load(const CudaDriver& driver, CUconte
   HP_ASSIGN(const bool many, moe->LoadPrefill(0, prefill));
   HP_ASSIGN(const bool few, moe->LoadPrefill(1, prefill));
   if (!many || !few) return std::unique_ptr<CudaMoe>();
+  HP_CUDA_TRY(driver, "cannot load the kernel of few assignments",
+              driver.cuModuleLoadData(&moe->few_module_, kMoeDecodeFewImage));
+  HP_TRY(moe->Get(moe->few_module_, "hotplane_moe_decode_few", &moe->few_));
+  HP_TRY(moe->GiveShared(moe->few_, moe->shared_per_block_));
   HP_CUDA_TRY(driver, "cannot load the kernels that sort for prefill",
               driver.cuModuleLoadData(&moe->sort_module_, kMoePrefillSortImage));
   HP_TRY(moe->Get(moe->sort_module_, "hotplane_moe_sort", &moe->sort_));
@@ -231,7 +236,7 @@ Result<bool> CudaMoe::LoadPrefill(size_t few, std::optional<PrefillKernels> want
 CudaMoe::~CudaMoe() {
   const CurrentContext current(driver_, context_);
   for (const CUmodule module :
-       {decode_module_, sort_module_, prefill_modules_[0], prefill_modules_[1]})
+       {decode_module_, few_module_, sort_module_, prefill_modules_[0], prefill_modules_[1]})
     if (module != nullptr) (void)driver_.cuModuleUnload(module);
 }
 
@@ -239,6 +244,8 @@ uint64_t CudaMoe::WorkspaceBytes(const LayerGeometry& geometry, uint32_t tokens,
   const uint64_t assignments = uint64_t{tokens} * top_k;
   const uint64_t decode =
       kWorkspaceZeros + InnerBytes(geometry, assignments) + ResultBytes(geometry, assignments);
+  if (assignments <= kFewBlocksMax)
+    return std::max(decode, kWorkspaceZeros + ResultBytes(geometry, kFewBlocksMax));
   if (assignments <= kDecodeAssignmentsMax) return decode;
   return decode + ArrangedBytes(geometry, tokens) + OrderBytes(assignments) +
          OrderBytes(geometry.experts + uint64_t{1});
@@ -262,8 +269,43 @@ Result<void> CudaMoe::Enqueue(const Launch& launch, CUstream stream, void** argu
   return {};
 }
 
+uint32_t CudaMoe::SharedOfBlock() const {
+  return std::min(shared_per_block_, shared_per_multiprocessor_ - kSharedOfRuntime);
+}
+
+std::optional<CudaMoe::FewShape> CudaMoe::FewShapeFor(const CudaMoeCall& call) const {
+  const uint64_t assignments = uint64_t{call.token_count} * call.top_k;
+  const uint32_t blocks = std::min(multiprocessors_, kFewBlocksMax);
+  // FP8 has scales of 128 columns of down, which blocks would share.
+  if (call.fp8 || assignments == 0 || assignments > blocks) return {};
+  const uint32_t all = static_cast<uint32_t>(call.geometry.intermediate / 32);
+  const uint32_t most = blocks / static_cast<uint32_t>(assignments);
+  const uint32_t groups = (all + most - 1) / most;
+  const uint32_t parts = (all + groups - 1) / groups;
+  const uint32_t hidden = static_cast<uint32_t>(call.geometry.hidden);
+  for (uint32_t warps = kDecodeWarpsMax; warps >= kDecodeWarpsMin; warps /= 2) {
+    const uint32_t bytes = FewSharedBytes(warps, hidden, groups);
+    if (groups <= FewGroupsMax(warps) && bytes <= SharedOfBlock())
+      return FewShape{parts, groups, 32 * warps, bytes};
+  }
+  return {};
+}
+
+Result<void> CudaMoe::DecodeFew(MoeArgs args, const CudaMoeCall& call, CUstream stream) const {
+  const FewShape shape = *FewShapeFor(call);
+  args.results = reinterpret_cast<float*>(call.workspace + kWorkspaceZeros);
+  FewArgs few = {.parts = shape.parts, .groups = shape.groups};
+  void* arguments[] = {&args, &few};
+  return Enqueue({.kernel = few_,
+                  .blocks = std::min(multiprocessors_, kFewBlocksMax),
+                  .threads = shape.threads,
+                  .shared_bytes = shape.shared_bytes,
+                  .all_resident = true},
+                 stream, arguments);
+}
+
 Result<CudaMoe::DecodeShape> CudaMoe::ShapeFor(uint32_t k) const {
-  const uint32_t room = std::min(shared_per_block_, shared_per_multiprocessor_ - kSharedOfRuntime);
+  const uint32_t room = SharedOfBlock();
   for (uint32_t tokens = kDecodeSliceTokensMax; tokens > 1; tokens /= 2) {
     for (uint32_t warps = kDecodeWarpsMax; warps >= kDecodeWarpsMin; warps /= 2) {
       const uint32_t bytes = DecodeFixedBytes(warps) + StagedBytes(k, tokens);
@@ -318,6 +360,7 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
   args.limit = static_cast<float>(call.activation.limit);
   args.alpha = static_cast<float>(call.activation.alpha);
   args.biases = call.geometry.biases ? 1 : 0;
+  if (FewShapeFor(call)) return DecodeFew(args, call, stream);
   if (assignments <= kDecodeAssignmentsMax) return Decode(args, call, stream);
   std::byte* at =
       inner + InnerBytes(call.geometry, assignments) + ResultBytes(call.geometry, assignments);

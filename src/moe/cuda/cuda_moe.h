@@ -89,6 +89,7 @@ class CudaMoe {
   };
   Result<void> Enqueue(const Launch& launch, CUstream stream, void** arguments) const;
   Result<void> Decode(moe_cuda::MoeArgs args, const CudaMoeCall& call, CUstream stream) const;
+  Result<void> DecodeFew(moe_cuda::MoeArgs args, const CudaMoeCall& call, CUstream stream) const;
   Result<void> Prefill(moe_cuda::MoeArgs args, moe_cuda::PrefillArgs prefill,
                        const CudaMoeCall& call, CUstream stream) const;
   Result<void> RoundToFp8(uint16_t* values, uint64_t rows, uint32_t columns, CUstream stream) const;
@@ -107,6 +108,15 @@ class CudaMoe {
     uint32_t shared_bytes = 0;
   };
   Result<DecodeShape> ShapeFor(uint32_t k) const;
+  // The most shared memory that a block can have beside the runtime's.
+  uint32_t SharedOfBlock() const;
+  // How assignments get blocks of their own, if there are so few.
+  struct FewShape {
+    uint32_t parts = 0, groups = 0;  // as in FewArgs
+    uint32_t threads = 0;
+    uint32_t shared_bytes = 0;
+  };
+  std::optional<FewShape> FewShapeFor(const CudaMoeCall& call) const;
 
   const CudaDriver& driver_;
   const CUcontext context_;
@@ -116,6 +126,8 @@ class CudaMoe {
   CUmodule decode_module_ = nullptr;
   CUfunction decode_[2] = {};  // from bfloat16 activations, from FP8
   CUfunction combine_ = nullptr;
+  CUmodule few_module_ = nullptr;
+  CUfunction few_ = nullptr;
   CUmodule sort_module_ = nullptr;
   CUfunction sort_ = nullptr;
   CUfunction arrange_ = nullptr;

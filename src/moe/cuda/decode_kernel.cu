@@ -15,28 +15,25 @@ struct Piece {
 // Of a warp; 0: an item that began in an earlier warp; 1: one that ends in a later warp.
 using Pieces = Piece[2];
 static_assert(sizeof(Pieces) == kDecodePieceBytes);
-static_assert(sizeof(ProductTables) == kDecodeTableBytes);
 static_assert(sizeof(RoutingScratch) <= kDecodeWarpsMin * sizeof(Pieces));
 
 struct Shared {
   Routed* routed;
-  ProductTables* tables;
   Pieces* pieces;    // [warp]
   uint8_t* ring;     // of this warp
   uint8_t* staging;  // of activations
 };
-__device__ __forceinline__ Shared Divide(uint8_t* memory, uint32_t warp) {
+__device__ __forceinline__ Shared Divide(uint32_t warp) {
   const uint32_t warps = blockDim.x / 32;
-  uint8_t* const table = memory + kDecodeRoutedBytes;
-  uint8_t* const pieces = table + kDecodeTableBytes;
+  uint8_t* const routed = reinterpret_cast<uint8_t*>(&Tables() + 1);
+  uint8_t* const pieces = routed + kDecodeRoutedBytes;
   uint8_t* const rings = pieces + warps * kDecodePieceBytes;
-  return {reinterpret_cast<Routed*>(memory), reinterpret_cast<ProductTables*>(table),
-          reinterpret_cast<Pieces*>(pieces), rings + warp * kDecodeRingBytes,
-          rings + warps * kDecodeRingBytes};
+  return {reinterpret_cast<Routed*>(routed), reinterpret_cast<Pieces*>(pieces),
+          rings + warp * kDecodeRingBytes, rings + warps * kDecodeRingBytes};
 }
 
 // Each lane has the sums of its columns' blocks; a token's stand in several lanes.
-__device__ __forceinline__ void AddAcrossBlocks(uint32_t columns, Sums* sums) {
+__device__ __forceinline__ void AddAcrossBlocks(uint32_t columns, Sums<2>* sums) {
   if (columns == 8) return;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -71,7 +68,7 @@ __device__ __forceinline__ void FinishRow(const MoeArgs& args, const Work& work,
 // What a lane has of an item's sums goes to `to(token, row, first strip's, second's)`, by one of
 // the lanes that have a token's.
 template <typename To>
-__device__ __forceinline__ void Distribute(uint32_t columns, uint32_t lane, Sums* sums,
+__device__ __forceinline__ void Distribute(uint32_t columns, uint32_t lane, Sums<2>* sums,
                                            const To& to) {
   AddAcrossBlocks(columns, sums);
   const uint32_t g = lane / 4, t = lane % 4;
@@ -150,7 +147,7 @@ __device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work&
     const uint32_t first = item * segment.item_chunks;
     const uint32_t last = min(end, first + segment.item_chunks);
     const bool begins = at == first;
-    Sums sums = {};
+    Sums<2> sums = {};
     for (; at < last; ++at) {
       ptx::WaitForCopies<kDecodeStages - 2>();
       __syncwarp();
@@ -216,13 +213,7 @@ __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work,
                                 : args.inner + uint64_t{assignment} * k;
           },
           staged);
-#pragma unroll
-    for (uint32_t q = 0; q < 4; ++q) {
-      warp->of.flags[q] = warp->of.lane / 4 / columns == q ? 1 : 0;
-      // Opaque, so that a multiplication by it stays one: it runs beside the byte permutations, a
-      // selection would compete with them.
-      asm volatile("" : "+r"(warp->of.flags[q]));
-    }
+    warp->of.SetColumns(columns);
     if (!begun) warp->producer.Begin(work);
     begun = true;
     __syncthreads();
@@ -259,9 +250,8 @@ __device__ __forceinline__ void FetchActivations(const MoeArgs& args) {
 
 template <bool kFp8>
 __device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& decode) {
-  extern __shared__ __align__(16) uint8_t memory[];
   const uint32_t index = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Shared shared = Divide(memory, index);
+  const Shared shared = Divide(index);
   // A single token's activations are the same for all experts: they are staged while the first
   // warps route the call.
   constexpr uint32_t kRoutingThreads = 64;
@@ -272,13 +262,12 @@ __device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& de
       Stage<kFp8>(
           staged_tier, args.hidden, 1, [&](uint32_t) { return args.x; },
           StagedAt(args.hidden, ColumnsFor(1), shared.staging), kRoutingThreads);
-    shared.tables->Fill((decode.tiers & kFromQuintals) != 0, kRoutingThreads);
+    Tables().Fill((decode.tiers & kFromQuintals) != 0, kRoutingThreads);
   }
   Route(args, decode.slice_tokens, PairsOf(args, true), PairsOf(args, false),
         reinterpret_cast<RoutingScratch*>(shared.pieces), shared.routed);
 
-  Warp warp = {index, Lane(lane, *shared.tables),
-               Producer(ptx::SharedAddress(shared.ring), index, lane), 0};
+  Warp warp = {index, Lane(lane), Producer(ptx::SharedAddress(shared.ring), index, lane), 0};
 #pragma unroll 1
   for (uint32_t product = 0; product < 2; ++product) {
     const Work work = WorkOf(args, shared.routed->shares[product], product == 0);

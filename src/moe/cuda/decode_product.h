@@ -9,8 +9,9 @@ namespace hotplane::moe_cuda {
 
 // Sums of a lane: [strip][row g or g+8], of the token of TokenOf, of the blocks that stand in the
 // lane's column.
+template <uint32_t kStrips>
 struct Sums {
-  float of[2][2];
+  float of[kStrips][2];
 };
 
 __device__ __forceinline__ uint32_t TokenOf(uint32_t columns, uint32_t t) {
@@ -21,15 +22,16 @@ __device__ __forceinline__ uint32_t TokenOf(uint32_t columns, uint32_t t) {
 // must not know it: it would not keep them in registers, but make a copy for each use.
 struct ProductTables {
   uint32_t digits[kQuintalWords];  // QuintalEntry
-  uint2 magnitudes[2][32];         // kNibbleMagnitudes, kQuintalMagnitudes
+  uint32_t magnitudes[3][32];      // kNibbleMagnitudes, kQuintalMagnitudes
   uint32_t levels[32];             // kCodeLevels
 
   // By the threads of the block from `first_thread` on.
   __device__ void Fill(bool quintals, uint32_t first_thread) {
     const uint32_t thread = threadIdx.x - first_thread;
     if (thread < 32) {
-      magnitudes[0][thread] = kNibbleMagnitudes;
-      magnitudes[1][thread] = kQuintalMagnitudes;
+      magnitudes[0][thread] = kNibbleMagnitudes.x;
+      magnitudes[1][thread] = kNibbleMagnitudes.y;
+      magnitudes[2][thread] = kQuintalMagnitudes.y;
       levels[thread] = kCodeLevels;
     }
     if (!quintals) return;
@@ -38,19 +40,40 @@ struct ProductTables {
   }
 };
 
+static_assert(sizeof(ProductTables) == kDecodeTableBytes && kDecodeTableBytes % 16 == 0);
+static_assert(kQuintalTableBytes == kDecodeTableAlign);
+
+extern __shared__ __align__(16) uint8_t memory[];
+// A block's shared memory begins with them, at a multiple of kQuintalTableBytes.
+__device__ __forceinline__ ProductTables& Tables() {
+  const uint32_t begin = ptx::SharedAddress(memory);
+  return *reinterpret_cast<ProductTables*>(memory + (0 - begin) % kQuintalTableBytes);
+}
+
 // What a lane takes along from chunk to chunk.
 struct Lane {
   uint32_t lane;
-  uint32_t flags[4];       // by block side by side: 1 where it stands in this lane's column
-  const uint32_t* digits;  // of ProductTables
-  uint32_t levels;         // kCodeLevels
-  uint2 magnitudes[2];     // kNibbleMagnitudes, kQuintalMagnitudes
+  uint32_t flags[4];         // by block side by side: 1 where it stands in this lane's column
+  uint32_t digits;           // ProductTables::digits, in shared memory
+  uint32_t levels;           // kCodeLevels
+  uint32_t small, large[2];  // of kNibbleMagnitudes and kQuintalMagnitudes
 
-  __device__ Lane(uint32_t of, const ProductTables& tables)
+  __device__ explicit Lane(uint32_t of)
       : lane(of),
-        digits(tables.digits),
-        levels(tables.levels[of]),
-        magnitudes{tables.magnitudes[0][of], tables.magnitudes[1][of]} {}
+        digits(ptx::SharedAddress(Tables().digits)),
+        levels(Tables().levels[of]),
+        small(Tables().magnitudes[0][of]),
+        large{Tables().magnitudes[1][of], Tables().magnitudes[2][of]} {}
+
+  __device__ void SetColumns(uint32_t columns) {
+#pragma unroll
+    for (uint32_t q = 0; q < 4; ++q) {
+      flags[q] = lane / 4 / columns == q ? 1 : 0;
+      // Opaque, so that a multiplication by it stays one: it runs beside the byte permutations, a
+      // selection would compete with them.
+      asm volatile("" : "+r"(flags[q]));
+    }
+  }
 };
 
 // The weights of one tile of a strip in a stage, block by block, as left operands of byte products.
@@ -62,6 +85,7 @@ template <>
 struct TileBytes<kTierBase> {
   static constexpr bool kMagnitudes = false;
   CodeSelectors upper, lower;
+  __device__ TileBytes() {}
   __device__ TileBytes(const uint8_t* strip, uint32_t tile, const Lane& of) {
     const uint2 codes =
         *reinterpret_cast<const uint2*>(strip + tile * kTileCodeBytes + of.lane * 8);
@@ -77,72 +101,78 @@ struct TileBytes<kTierBase> {
     return {};
   }
 };
-template <int kOf>  // Lane::magnitudes
+template <int kOf>  // Lane::large
 struct Fp4Bytes {
   static constexpr bool kMagnitudes = true;
-  // Nibbles by block, of row g and row g+8.
-  uint32_t weights[2][2], magnitudes[2][2];
+  // By block, of row g and row g+8.
+  Nibbles weights[2][2], magnitudes[2][2];
   template <int kBlock>
   __device__ BlockBytes Weights(const Lane& of) const {
-    return NibbleBytes(of.magnitudes[kOf], weights[kBlock][0], weights[kBlock][1]);
+    return NibbleBytes({of.small, of.large[kOf]}, weights[kBlock][0], weights[kBlock][1]);
   }
   template <int kBlock>
   __device__ BlockBytes Magnitudes(const Lane& of) const {
-    return NibbleBytes(of.magnitudes[kOf], magnitudes[kBlock][0], magnitudes[kBlock][1]);
+    return NibbleBytes({of.small, of.large[kOf]}, magnitudes[kBlock][0], magnitudes[kBlock][1]);
   }
 };
 template <>
 struct TileBytes<kTierNibbles> : Fp4Bytes<0> {
+  __device__ TileBytes() {}
   __device__ TileBytes(const uint8_t* strip, uint32_t tile, const Lane& of) {
     const uint4 nibbles =
         *reinterpret_cast<const uint4*>(strip + tile * kTileNibbleBytes + of.lane * 16);
     const uint32_t words[2][2] = {{nibbles.x, nibbles.z}, {nibbles.y, nibbles.w}};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-      weights[i / 2][i % 2] = words[i / 2][i % 2];
-      magnitudes[i / 2][i % 2] = words[i / 2][i % 2] & ~kNibbleSigns;
+      weights[i / 2][i % 2] = WithSigns(words[i / 2][i % 2]);
+      magnitudes[i / 2][i % 2] = WithoutSigns(words[i / 2][i % 2] & ~kNibbleSigns);
     }
   }
 };
 template <>
 struct TileBytes<kTierQuintals> : Fp4Bytes<1> {
-  // The 80 bits hold 20 for each (row, block): row g block 0, 1, row g+8 block 0, 1.
+  __device__ TileBytes() {}
+  // The 80 bits hold two words for each (row, block): row g block 0, 1, row g+8 block 0, 1.
   __device__ TileBytes(const uint8_t* strip, uint32_t tile, const Lane& of) {
     const uint2 codes =
         *reinterpret_cast<const uint2*>(strip + tile * kTileCodeBytes + of.lane * 8);
     const uint8_t* const fine = strip + Chunk<kTierQuintals>::kFine + tile * kTileQuintalBytes;
     const uint2 words = *reinterpret_cast<const uint2*>(fine + of.lane * 8);
     const uint32_t last = *reinterpret_cast<const uint16_t*>(fine + 256 + of.lane * 2);
-    const uint32_t twenties[2][2] = {
-        {words.x, words.y >> 8},
-        {__funnelshift_r(words.x, words.y, 20), __funnelshift_r(words.y, last, 28)}};
-    const CodeSelectors selectors[2] = {SelectorsOf(codes.x), SelectorsOf(codes.y)};
+    const uint32_t at[2][2][2] = {
+        {{QuintalAt<0>(words.x, words.y, of.digits), QuintalAt<10>(words.x, words.y, of.digits)},
+         {QuintalAt<8>(words.y, last, of.digits), QuintalAt<18>(words.y, last, of.digits)}},
+        {{QuintalAt<20>(words.x, words.y, of.digits), QuintalAt<30>(words.x, words.y, of.digits)},
+         {QuintalAt<28>(words.y, last, of.digits), QuintalAt<6>(last, 0, of.digits)}}};
+    const CodeSelectors bits[2] = {QuintalBitsOf(codes.x), QuintalBitsOf(codes.y)};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       const uint32_t block = i / 2, row = i % 2;
-      const uint32_t of_block = CodesOfBlock(selectors[row], block);
-      magnitudes[block][row] = QuintalNibbles(twenties[block][row], of_block, of.digits);
-      weights[block][row] = WithSigns(magnitudes[block][row], of_block);
+      const QuintalNibbles of_block(at[block][row], bits[row], block);
+      magnitudes[block][row] = of_block.magnitudes;
+      weights[block][row] = of_block.weights;
     }
   }
 };
 
 // `block` is the chunk's first.
-template <uint32_t kTier, uint32_t kColumns>
+template <typename C, uint32_t kColumns>
 __device__ __forceinline__ void AddChunkOf(const uint8_t* stage, const Staged& staged,
-                                           uint32_t block, const Lane& of, Sums* sums) {
-  using C = Chunk<kTier>;
-  using Bytes = TileBytes<kTier>;
+                                           uint32_t block, const Lane& of, Sums<C::kStrips>* sums) {
+  using Bytes = TileBytes<C::kTier>;
   constexpr uint32_t kSide = 8 / kColumns;  // blocks side by side
   const uint32_t t = of.lane % 4;
   const uint8_t* const scales = stage + C::kScales + of.lane / 4;
   const uint8_t* const activations = staged.values + block * kColumns * 32 + of.lane * 8;
   const float* const steps = staged.scales + block * (kColumns / 2) + t;
-  int32_t acc[2][4], all[2][4];
+  int32_t acc[C::kStrips][4], all[C::kStrips][4];
   uint2 own = {};
 #pragma unroll
   for (uint32_t tile = 0; tile < C::kTiles; ++tile) {
-    const Bytes strips[2] = {{stage, tile, of}, {stage + C::kStrip, tile, of}};
+    Bytes strips[C::kStrips];
+#pragma unroll
+    for (uint32_t strip = 0; strip < C::kStrips; ++strip)
+      strips[strip] = Bytes(stage + strip * C::kStrip, tile, of);
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
       const uint32_t at = 2 * tile + half;  // of the chunk's blocks
@@ -153,7 +183,7 @@ __device__ __forceinline__ void AddChunkOf(const uint8_t* stage, const Staged& s
       const uint32_t first = at + 1 - kSide;  // where the last of those side by side ends them
       const float step = place + 1 == kSide ? steps[first * (kColumns / 2)] : 0.0f;
 #pragma unroll
-      for (uint32_t strip = 0; strip < 2; ++strip) {
+      for (uint32_t strip = 0; strip < C::kStrips; ++strip) {
         if (place == 0) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) acc[strip][i] = all[strip][i] = 0;
@@ -188,19 +218,20 @@ __device__ __forceinline__ void AddChunkOf(const uint8_t* stage, const Staged& s
 template <uint32_t kTier>
 __device__ __forceinline__ void AddChunkOf(uint32_t columns, const uint8_t* stage,
                                            const Staged& staged, uint32_t chunk, const Lane& of,
-                                           Sums* sums) {
-  const uint32_t block = chunk * 2 * Chunk<kTier>::kTiles;
+                                           Sums<2>* sums) {
+  using C = Chunk<kTier>;
+  const uint32_t block = chunk * 2 * C::kTiles;
   if (columns == 2)
-    AddChunkOf<kTier, 2>(stage, staged, block, of, sums);
+    AddChunkOf<C, 2>(stage, staged, block, of, sums);
   else if (columns == 4)
-    AddChunkOf<kTier, 4>(stage, staged, block, of, sums);
+    AddChunkOf<C, 4>(stage, staged, block, of, sums);
   else
-    AddChunkOf<kTier, 8>(stage, staged, block, of, sums);
+    AddChunkOf<C, 8>(stage, staged, block, of, sums);
 }
 
 __device__ __forceinline__ void AddChunk(uint32_t tier, uint32_t columns, const uint8_t* stage,
                                          const Staged& staged, uint32_t chunk, const Lane& of,
-                                         Sums* sums) {
+                                         Sums<2>* sums) {
   if (tier == kTierNibbles)
     AddChunkOf<kTierNibbles>(columns, stage, staged, chunk, of, sums);
   else if (tier == kTierQuintals)

@@ -8,32 +8,21 @@
 
 namespace hotplane::moe_cuda {
 
-// A chunk: two strips of 16 rows (gate and up, or neighbours of down) by kTiles tiles, as they lie
-// in a stage of a warp's ring.
-template <uint32_t kTier>
-struct Chunk;
-template <>
-struct Chunk<kTierBase> {
-  static constexpr uint32_t kTiles = 4;
-  static constexpr uint32_t kStrip = kTiles * kTileCodeBytes;
-  static constexpr uint32_t kScales = 2 * kStrip;
+// A chunk: some strips of 16 rows (of gate and of up, or neighbours of down) by kTiles tiles, as
+// they lie in a stage of a warp's ring.
+template <uint32_t kTierOfChunk, uint32_t kStripsOfChunk = 2>
+struct Chunk {
+  static constexpr uint32_t kTier = kTierOfChunk;
+  static constexpr uint32_t kStrips = kStripsOfChunk;
+  static constexpr uint32_t kTiles = (kTier == kTierBase ? 8 : 4) / kStrips;
+  static constexpr uint32_t kTileBytes = kTier == kTierNibbles ? kTileNibbleBytes : kTileCodeBytes;
+  // Quintals come after the codes of the strip.
+  static constexpr uint32_t kFine = kTiles * kTileCodeBytes;
+  static constexpr uint32_t kStrip =
+      kTiles * (kTileBytes + (kTier == kTierQuintals ? kTileQuintalBytes : 0));
+  static constexpr uint32_t kScales = kStrips * kStrip;
+  static_assert(kScales + kStrips * kTiles * kTileScaleBytes <= kDecodeStageBytes);
 };
-template <>
-struct Chunk<kTierNibbles> {
-  static constexpr uint32_t kTiles = 2;
-  static constexpr uint32_t kStrip = kTiles * kTileNibbleBytes;
-  static constexpr uint32_t kScales = 2 * kStrip;
-};
-template <>
-struct Chunk<kTierQuintals> {
-  static constexpr uint32_t kTiles = 2;
-  static constexpr uint32_t kFine = kTiles * kTileCodeBytes;  // after the codes of the strip
-  static constexpr uint32_t kStrip = kFine + kTiles * kTileQuintalBytes;
-  static constexpr uint32_t kScales = 2 * kStrip;
-};
-static_assert(Chunk<kTierBase>::kScales + 8 * kTileScaleBytes <= kDecodeStageBytes);
-static_assert(Chunk<kTierNibbles>::kScales + 4 * kTileScaleBytes <= kDecodeStageBytes);
-static_assert(Chunk<kTierQuintals>::kScales + 4 * kTileScaleBytes <= kDecodeStageBytes);
 
 __device__ __forceinline__ uint32_t TilesOfChunk(uint32_t tier) {
   return tier == kTierBase ? 4 : 2;

@@ -23,4 +23,16 @@ __device__ __forceinline__ void WaitForAllBlocks(GridBarriers* barriers, uint32_
   __syncthreads();
 }
 
+// The wait of a launch that has only the first: the last block that leaves it sets both counts
+// back.
+__device__ __forceinline__ void WaitForAllBlocksOnce(GridBarriers* barriers) {
+  if (threadIdx.x == 0) {
+    while (ptx::LoadAcquire(&barriers->arrived[0]) != gridDim.x) {
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == blockDim.x - 1 && atomicAdd(&barriers->arrived[1], 1) == gridDim.x - 1)
+    barriers->arrived[0] = barriers->arrived[1] = 0;
+}
+
 }  // namespace hotplane::moe_cuda

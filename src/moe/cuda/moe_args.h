@@ -127,9 +127,11 @@ inline constexpr unsigned kDecodeBlocksMin = 40;
 // Beside what is staged: the routing (Routed of routed.h), tables (ProductTables of
 // decode_product.h), and what each warp has.
 inline constexpr unsigned kDecodeRoutedBytes = 5120;
-inline constexpr unsigned kDecodeTableBytes = 4736;
+inline constexpr unsigned kDecodeTableBytes = 4608;
+inline constexpr unsigned kDecodeTableAlign = 4096;
 constexpr unsigned DecodeFixedBytes(unsigned warps) {
-  return kDecodeRoutedBytes + kDecodeTableBytes + warps * (kDecodePieceBytes + kDecodeRingBytes);
+  return kDecodeTableAlign + kDecodeTableBytes + kDecodeRoutedBytes +
+         warps * (kDecodePieceBytes + kDecodeRingBytes);
 }
 // Activations of a slice of up to `tokens` tokens (1, 2 or 4): two bytes each, whole chunks of 8
 // blocks of 32; and a float32 for each block and token.
@@ -137,5 +139,26 @@ constexpr unsigned StagedBytes(unsigned k, unsigned tokens) {
   const unsigned blocks = (k + 255) / 256 * 8;
   return blocks * tokens * (32 * 2 + 4);
 }
+
+// Of a decode of so few assignments that each has blocks of its own: of the intermediate rows,
+// which are the columns of down, a block has some groups of 32, and all of hidden.
+struct FewArgs {
+  uint32_t parts;   // blocks of an assignment
+  uint32_t groups;  // of a block; the last of an assignment may have fewer
+};
+inline constexpr unsigned kFewBlocksMax = 192;
+// Of each warp: sums of two pieces of items, of 64 rows at most.
+inline constexpr unsigned kFewPieceRows = 64;
+inline constexpr unsigned kFewPieceBytes = 2 * kFewPieceRows * 4;
+// Blocks of 32 columns of down that are multiplied at once; a block's groups may begin in the
+// middle of a tile.
+inline constexpr unsigned kFewRun = 4;
+constexpr unsigned FewRuns(unsigned groups) { return (groups + 1 + kFewRun - 1) / kFewRun; }
+constexpr unsigned FewSharedBytes(unsigned warps, unsigned hidden, unsigned groups) {
+  return kDecodeTableAlign + kDecodeTableBytes + warps * (kFewPieceBytes + kDecodeRingBytes) +
+         StagedBytes(hidden, 1) + StagedBytes(FewRuns(groups) * kFewRun * 32, 1);
+}
+// An item that begins in a warp ends in the next ones, so that no warp has more than two.
+constexpr unsigned FewGroupsMax(unsigned warps) { return warps / 2; }
 
 }  // namespace hotplane::moe_cuda

@@ -47,10 +47,32 @@ __device__ __forceinline__ uint32_t Permute(uint32_t a, uint32_t b, uint32_t sel
   return result;
 }
 
+// The high half of `bits`, in both halves; as a float16 it is no NaN and not infinite. A product
+// with one, which runs beside byte permutations, where a shift would compete with them.
+__device__ __forceinline__ uint32_t HighHalf(uint32_t bits) {
+  uint32_t result;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      ".reg .b32 both;\n"
+      "mov.b32 {low, high}, %1;\n"
+      "mov.b32 both, {high, high};\n"
+      "mul.f16x2 %0, both, %2;\n"
+      "}\n"
+      : "=r"(result)
+      : "r"(bits), "r"(0x3C003C00u));
+  return result;
+}
+
 // (a & mask_a) | (b & mask_b) where the masks share no bit.
 template <uint32_t kMaskA, uint32_t kMaskB>
 __device__ __forceinline__ uint32_t Merge(uint32_t a, uint32_t b) {
   return (a & kMaskA) | (b & kMaskB);
+}
+
+__device__ __forceinline__ uint32_t LoadShared(uint32_t shared) {
+  uint32_t value;
+  asm("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(shared));
+  return value;
 }
 
 // Four matrices of 8 rows of 16 bytes: lane 8i+r names row r of matrix i in shared memory; of each
@@ -62,10 +84,10 @@ __device__ __forceinline__ void LoadMatrices(uint32_t (&matrices)[4], uint32_t s
                : "memory");
 }
 
-// Those bits of `mask` in which a and b are the same.
-__device__ __forceinline__ uint32_t SameBits(uint32_t a, uint32_t b, uint32_t mask) {
+// The bits in which a and b & mask are the same.
+__device__ __forceinline__ uint32_t SameAsMasked(uint32_t a, uint32_t b, uint32_t mask) {
   uint32_t result;
-  asm("lop3.b32 %0, %1, %2, %3, 0x82;\n" : "=r"(result) : "r"(a), "r"(b), "r"(mask));
+  asm("lop3.b32 %0, %1, %2, %3, 0x87;\n" : "=r"(result) : "r"(a), "r"(b), "r"(mask));
   return result;
 }
 

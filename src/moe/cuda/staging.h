@@ -62,19 +62,28 @@ __device__ __forceinline__ Order OrderOf(uint32_t tier) {
 // In which a tier's weights are bytes.
 __device__ __forceinline__ float UnitOf(uint32_t tier) { return tier == kTierBase ? 1.0f : 0.5f; }
 
+// How the activations of a block become integers.
+struct Steps {
+  float step, inverse;
+  // Blocks of tiny values, or none, are zeros; infinity and NaN are kept by the step.
+  __device__ __forceinline__ explicit Steps(float largest)
+      : step(largest < 0x1p-100f ? 0.0f : largest / kSteps),
+        inverse(largest < 0x1p-100f ? 0.0f : kSteps / largest) {}
+  // The digits are those of an integer q: its low byte, and the high one of q + 128.
+  __device__ __forceinline__ int Integer(float value) const {
+    return __float2int_rn(value * inverse);
+  }
+};
+
 // Digits of this lane's eight values: high digits (0) and low ones (1). The scale of the block
 // comes back.
 __device__ __forceinline__ float DigitsOf(const float (&values)[8], Order order,
                                           uint2 (&digits)[2]) {
-  const float largest = LargestOfBlock(values);
-  // Blocks of tiny values, or none, are zeros; infinity and NaN are kept by the scale.
-  const bool tiny = largest < 0x1p-100f;
-  const float step = tiny ? 0.0f : largest / kSteps;
-  const float inverse = tiny ? 0.0f : kSteps / largest;
+  const Steps steps(LargestOfBlock(values));
   uint32_t high[8], low[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int q = __float2int_rn(values[i] * inverse);
+    const int q = steps.Integer(values[i]);
     high[i] = static_cast<uint32_t>((q + 128) >> 8);
     low[i] = static_cast<uint32_t>(q);
   }
@@ -92,7 +101,13 @@ __device__ __forceinline__ float DigitsOf(const float (&values)[8], Order order,
   }
   digits[0] = {words[0][0], words[0][1]};
   digits[1] = {words[1][0], words[1][1]};
-  return step;
+  return steps.step;
+}
+
+// Where a column's digits are among the 32 of its block.
+__device__ __forceinline__ uint32_t PlaceOf(Order order, uint32_t column) {
+  const uint32_t half = column / 16, t = column % 16 / 4, j = column % 4;
+  return t * 8 + (order == Order::kInTurn ? half * 4 + j : j % 2 * 4 + half * 2 + j / 2);
 }
 
 // The scale of the group of FP8 activations that a block of a row is in. By all lanes of a warp,
@@ -125,6 +140,23 @@ __device__ __forceinline__ Staged StagedAt(uint32_t k, uint32_t columns, uint8_t
   return {staging, reinterpret_cast<float*>(staging + blocks * 32 * columns)};
 }
 
+// A lane's quarter of a block of 32 activations, from its first column on.
+__device__ __forceinline__ Eight EightAt(const uint16_t* quarter) {
+  return {*reinterpret_cast<const uint2*>(quarter), *reinterpret_cast<const uint2*>(quarter + 16)};
+}
+
+// The digits of block and token i, by four neighbouring lanes.
+__device__ __forceinline__ void StoreDigits(uint32_t tier, uint32_t i, const float (&values)[8],
+                                            const Staged& to) {
+  const uint32_t t = threadIdx.x % 4;
+  uint2 digits[2];
+  const float step = DigitsOf(values, OrderOf(tier), digits) * UnitOf(tier);
+#pragma unroll
+  for (uint32_t digit = 0; digit < 2; ++digit)
+    *reinterpret_cast<uint2*>(to.values + (2 * i + digit) * 32 + t * 8) = digits[digit];
+  if (t == 0) to.scales[i] = step;
+}
+
 // Activations for weights of `tier`. By the threads of the block from `first_thread` on, the first
 // of a warp: four neighbours to a (block of 32, token). `rows` gives the row of a token's
 // activations in bfloat16; kFp8: they are rounded to FP8 first.
@@ -140,11 +172,7 @@ __device__ __forceinline__ void Stage(uint32_t tier, uint32_t k, uint32_t count,
     const uint32_t block = i / tokens, token = i - block * tokens;
     const bool there = token < count && block < blocks;
     Eight eight = {};
-    if (there) {
-      const uint16_t* const row = rows(token) + block * kScaleBlock + 4 * t;
-      eight.first = *reinterpret_cast<const uint2*>(row);
-      eight.second = *reinterpret_cast<const uint2*>(row + 16);
-    }
+    if (there) eight = EightAt(rows(token) + block * kScaleBlock + 4 * t);
     float values[8];
     Widen(eight, values);
     if (kFp8) {
@@ -152,15 +180,48 @@ __device__ __forceinline__ void Stage(uint32_t tier, uint32_t k, uint32_t count,
 #pragma unroll
       for (float& value : values) value = fp8::Rounded(value, scale);
     }
-    uint2 digits[2];
-    const float step = DigitsOf(values, OrderOf(tier), digits) * UnitOf(tier);
-#pragma unroll
-    for (uint32_t digit = 0; digit < 2; ++digit)
-      *reinterpret_cast<uint2*>(to.values + (2 * i + digit) * 32 + t * 8) = digits[digit];
-    if (t == 0) to.scales[i] = step;
+    StoreDigits(tier, i, values, to);
   }
 }
 // A warp has eight such pairs at a time, all or none: chunks are eight blocks.
 static_assert(kChunkBlocks % 8 == 0);
+
+// Activations of one token on their way, before what they are staged for is known. By all threads
+// of the block.
+class StagedRow {
+ public:
+  __device__ __forceinline__ StagedRow(const uint16_t* row, uint32_t k)
+      : row_(row + 4 * (threadIdx.x % 4)), blocks_(k / kScaleBlock) {
+#pragma unroll
+    for (uint32_t turn = 0; turn < kTurns; ++turn) early_[turn] = Load(BlockOf(turn));
+  }
+  __device__ __forceinline__ void Store(uint32_t tier, const Staged& to) const {
+    const uint32_t total = (blocks_ + kChunkBlocks - 1) / kChunkBlocks * kChunkBlocks;
+#pragma unroll
+    for (uint32_t turn = 0; turn < kTurns; ++turn)
+      if (BlockOf(turn) < total) Store(tier, BlockOf(turn), early_[turn], to);
+    for (uint32_t block = BlockOf(kTurns); block < total; block += blockDim.x / 4)
+      Store(tier, block, Load(block), to);
+  }
+
+ private:
+  static constexpr uint32_t kTurns = 2;
+  __device__ __forceinline__ uint32_t BlockOf(uint32_t turn) const {
+    return (turn * blockDim.x + threadIdx.x) / 4;
+  }
+  __device__ __forceinline__ Eight Load(uint32_t block) const {
+    return block < blocks_ ? EightAt(row_ + block * kScaleBlock) : Eight{};
+  }
+  __device__ __forceinline__ static void Store(uint32_t tier, uint32_t block, const Eight& eight,
+                                               const Staged& to) {
+    float values[8];
+    Widen(eight, values);
+    StoreDigits(tier, block, values, to);
+  }
+
+  const uint16_t* const row_;
+  const uint32_t blocks_;
+  Eight early_[kTurns];
+};
 
 }  // namespace hotplane::moe_cuda

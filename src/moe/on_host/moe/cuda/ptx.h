@@ -99,12 +99,23 @@ inline uint32_t Permute(uint32_t a, uint32_t b, uint32_t selector) {
   return result;
 }
 
+inline uint32_t HighHalf(uint32_t bits) {
+  if ((bits & 0x7C000000u) == 0x7C000000u) on_host::Die("a float16 that is no number");
+  return (bits >> 16) * 0x10001u;
+}
+
 template <uint32_t kMaskA, uint32_t kMaskB>
 uint32_t Merge(uint32_t a, uint32_t b) {
   return (a & kMaskA) | (b & kMaskB);
 }
 
-inline uint32_t SameBits(uint32_t a, uint32_t b, uint32_t mask) { return ~(a ^ b) & mask; }
+inline uint32_t LoadShared(uint32_t shared) {
+  uint32_t value;
+  std::memcpy(&value, AtShared(shared, 4), sizeof value);
+  return value;
+}
+
+inline uint32_t SameAsMasked(uint32_t a, uint32_t b, uint32_t mask) { return ~(a ^ (b & mask)); }
 
 inline uint32_t LoadAcquire(const uint32_t* at) {
   on_host::WaitForOtherBlocks();
