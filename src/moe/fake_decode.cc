@@ -47,11 +47,15 @@ std::function<void()> CombineWork(const FakeLaunch& launch) {
 
 constexpr FakeKernel kKernels[] = {
     {"hotplane_moe_decode", DecodeWork<hotplane_moe_decode>},
+    {"hotplane_moe_decode_base", DecodeWork<hotplane_moe_decode_base>},
+    {"hotplane_moe_decode_nibbles", DecodeWork<hotplane_moe_decode_nibbles>},
+    {"hotplane_moe_decode_quintals", DecodeWork<hotplane_moe_decode_quintals>},
     {"hotplane_moe_decode_fp8", DecodeWork<hotplane_moe_decode_fp8>},
     {"hotplane_moe_combine", CombineWork},
 };
 const FakeKernelAdded kAdded[] = {FakeKernelAdded(kKernels[0]), FakeKernelAdded(kKernels[1]),
-                                  FakeKernelAdded(kKernels[2])};
+                                  FakeKernelAdded(kKernels[2]), FakeKernelAdded(kKernels[3]),
+                                  FakeKernelAdded(kKernels[4]), FakeKernelAdded(kKernels[5])};
 
 }  // namespace
 }  // namespace hotplane

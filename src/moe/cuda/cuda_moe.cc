@@ -198,7 +198,11 @@ Result<void> CudaMoe::LoadDecode() {
   HP_TRY(Get(decode_module_, "hotplane_moe_decode", &decode_[0]));
   HP_TRY(Get(decode_module_, "hotplane_moe_decode_fp8", &decode_[1]));
   HP_TRY(Get(decode_module_, "hotplane_moe_combine", &combine_));
+  HP_TRY(Get(decode_module_, "hotplane_moe_decode_base", &decode_plain_[0]));
+  HP_TRY(Get(decode_module_, "hotplane_moe_decode_nibbles", &decode_plain_[1]));
+  HP_TRY(Get(decode_module_, "hotplane_moe_decode_quintals", &decode_plain_[2]));
   for (CUfunction kernel : decode_) HP_TRY(GiveShared(kernel, shared_per_block_));
+  for (CUfunction kernel : decode_plain_) HP_TRY(GiveShared(kernel, shared_per_block_));
   return {};
 }
 
@@ -318,6 +322,21 @@ Result<CudaMoe::DecodeShape> CudaMoe::ShapeFor(uint32_t k) const {
                   .Found(Text("{}", room)));
 }
 
+CUfunction CudaMoe::DecodeKernelFor(const CudaMoeCall& call) const {
+  if (call.fp8) return decode_[1];
+  // As bits of From; an expert that has none of these is refused by every kernel.
+  uint8_t from = 0;
+  if (call.wanted == nullptr && call.wanted_of_all == kWantBase) from = kFromBase;
+  if (call.wanted == nullptr && call.wanted_of_all == kWantFp4)
+    from = call.tiers & (kFromNibbles | kFromQuintals);
+  switch (from) {
+    case kFromBase: return decode_plain_[0];
+    case kFromNibbles: return decode_plain_[1];
+    case kFromQuintals: return decode_plain_[2];
+    default: return decode_[0];
+  }
+}
+
 Result<void> CudaMoe::Decode(MoeArgs args, const CudaMoeCall& call, CUstream stream) const {
   HP_ASSIGN(const DecodeShape shape, ShapeFor(std::max(args.hidden, args.intermediate)));
   if (multiprocessors_ < kDecodeBlocksMin)
@@ -326,7 +345,7 @@ Result<void> CudaMoe::Decode(MoeArgs args, const CudaMoeCall& call, CUstream str
                     .Found(Text("{}", multiprocessors_)));
   DecodeArgs decode = {.slice_tokens = shape.slice_tokens, .tiers = call.tiers};
   void* arguments[] = {&args, &decode};
-  return Enqueue({.kernel = decode_[call.fp8 ? 1 : 0],
+  return Enqueue({.kernel = DecodeKernelFor(call),
                   .blocks = multiprocessors_,
                   .threads = shape.threads,
                   .shared_bytes = shape.shared_bytes,

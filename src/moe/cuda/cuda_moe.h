@@ -89,6 +89,7 @@ class CudaMoe {
   };
   Result<void> Enqueue(const Launch& launch, CUstream stream, void** arguments) const;
   Result<void> Decode(moe_cuda::MoeArgs args, const CudaMoeCall& call, CUstream stream) const;
+  CUfunction DecodeKernelFor(const CudaMoeCall& call) const;
   Result<void> DecodeFew(moe_cuda::MoeArgs args, const CudaMoeCall& call, CUstream stream) const;
   Result<void> Prefill(moe_cuda::MoeArgs args, moe_cuda::PrefillArgs prefill,
                        const CudaMoeCall& call, CUstream stream) const;
@@ -125,6 +126,8 @@ class CudaMoe {
   uint32_t shared_per_multiprocessor_ = 0;
   CUmodule decode_module_ = nullptr;
   CUfunction decode_[2] = {};  // from bfloat16 activations, from FP8
+  // Of experts that are all computed from base, from nibbles, from quintals.
+  CUfunction decode_plain_[3] = {};
   CUfunction combine_ = nullptr;
   CUmodule few_module_ = nullptr;
   CUfunction few_ = nullptr;

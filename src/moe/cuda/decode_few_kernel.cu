@@ -145,14 +145,14 @@ __device__ __forceinline__ void FinishGroup(const MoeArgs& args, const Part& par
                                             uint32_t lane, const Shared& shared) {
   constexpr uint32_t kHalfRows = C::kStrips / 2 * static_cast<uint32_t>(kStripRows);
   const uint32_t row = group * 32 + lane;
-  const uint32_t item = row / kHalfRows, runs = product.Runs();
-  const uint32_t begin = item * runs, end = begin + runs;
+  const uint32_t item = row / kHalfRows;
+  const uint32_t begin = item * product.Runs(), end = begin + product.Runs();
   float gate = 0, up = 0;
-  const uint32_t warps = blockDim.x / 32;
-  for (uint32_t warp = Quotient((begin + 1) * warps - 1, product.items * runs), from, to;
-       (from = product.Before(warp)) < end; ++warp) {
-    to = product.Before(warp + 1);
-    if (from == to) continue;
+#pragma unroll
+  for (uint32_t warp = 0; warp < kDecodeWarpsMax; ++warp) {
+    if (warp >= blockDim.x / 32) break;
+    const uint32_t from = product.Before(warp), to = product.Before(warp + 1);
+    if (from >= end || to <= begin || from == to) continue;
     const float* const piece = shared.pieces[warp][from < begin ? 1 : 0] + row % kHalfRows;
     gate += piece[0];
     up += piece[kHalfRows];
@@ -200,11 +200,12 @@ __device__ __forceinline__ void MultiplyDown(const MoeArgs& args, const Part& pa
 }
 
 template <uint32_t kTier>
-__device__ __forceinline__ void Run(const MoeArgs& args, const Part& part, const Matrix& gate_up,
-                                    const Matrix& down, const StagedRow& x, const Shared& shared) {
+__device__ __forceinline__ void Run(const MoeArgs& args, const Part& part, const Matrices& of,
+                                    const StagedRow& x, const Shared& shared) {
   using C = FewChunk<kTier>;
   const uint32_t index = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const FewProduct products[2] = {GateUpOf<C>(args, part, gate_up), DownOf<C>(args, part, down)};
+  const FewProduct products[2] = {GateUpOf<C>(args, part, of.gate_up),
+                                  DownOf<C>(args, part, of.down)};
   uint8_t* const ring = shared.rings + index * kDecodeRingBytes;
   FewProducer<C> producer(products[0], products[1], ptx::SharedAddress(ring), index, lane);
   producer.Begin();
@@ -240,13 +241,13 @@ __device__ __forceinline__ void RunPart(const MoeArgs& args, const Part& part,
     if (threadIdx.x == 0) Refuse(args.refusal, kRefusedId, part.assignment);
     return StoreMissing(args);
   }
-  const Matrix gate_up = MatrixOf(args, expert, true), down = MatrixOf(args, expert, false);
-  if (gate_up.tier == kTierBase)
-    Run<kTierBase>(args, part, gate_up, down, x, shared);
-  else if (gate_up.tier == kTierNibbles)
-    Run<kTierNibbles>(args, part, gate_up, down, x, shared);
-  else if (gate_up.tier == kTierQuintals)
-    Run<kTierQuintals>(args, part, gate_up, down, x, shared);
+  const Matrices matrices = MatricesOf(args, expert);
+  if (matrices.gate_up.tier == kTierBase)
+    Run<kTierBase>(args, part, matrices, x, shared);
+  else if (matrices.gate_up.tier == kTierNibbles)
+    Run<kTierNibbles>(args, part, matrices, x, shared);
+  else if (matrices.gate_up.tier == kTierQuintals)
+    Run<kTierQuintals>(args, part, matrices, x, shared);
   else
     StoreMissing(args);
 }

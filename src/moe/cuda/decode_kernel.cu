@@ -125,24 +125,26 @@ __device__ __forceinline__ void FinishItem(const MoeArgs& args, const Work& work
 }
 
 // What a warp takes along.
+template <uint32_t kTier>
 struct Warp {
   uint32_t index;  // in the block
   Lane of;
-  Producer producer;
+  Producer<kTier> producer;
   uint32_t stage;  // of the next chunk in the ring, in bytes
 };
 
 // This warp's chunks of a segment. Items that are not all its own are left in pieces, which are
 // joined when all warps are done.
-__device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work& work,
-                                                const Segment& segment, const Staged& staged,
-                                                uint32_t columns, const Shared& shared,
-                                                Warp* warp) {
+template <uint32_t kTier, uint32_t kColumns>
+__device__ __forceinline__ void MultiplyChunks(const MoeArgs& args, const Work& work,
+                                               const Segment& segment, const Staged& staged,
+                                               const Shared& shared, Warp<kTier>* warp) {
   const Slice slice = shared.routed->slices[segment.slice];
   const Matrix& matrix = work.MatrixOf(segment.slice);
-  const uint32_t lane = warp->of.lane;
+  const uint32_t lane = warp->of.lane, tier = matrix.tier;
   const uint32_t end = segment.Before(warp->index + 1);
   uint32_t at = segment.Before(warp->index);
+  warp->of.SetColumns(kColumns);
   for (uint32_t item = Quotient(at, segment.item_chunks); at < end; ++item) {
     const uint32_t first = item * segment.item_chunks;
     const uint32_t last = min(end, first + segment.item_chunks);
@@ -152,43 +154,50 @@ __device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work&
       ptx::WaitForCopies<kDecodeStages - 2>();
       __syncwarp();
       warp->producer.Issue(work);
-      AddChunk(matrix.tier, columns, shared.ring + warp->stage, staged, at - first, warp->of,
-               &sums);
+      AddChunk<kTier, kColumns>(tier, shared.ring + warp->stage, staged, at - first, warp->of,
+                                &sums);
       warp->stage += kDecodeStageBytes;
       if (warp->stage == kDecodeRingBytes) warp->stage = 0;
     }
     if (begins && last == first + segment.item_chunks) {
-      Distribute(columns, lane, &sums, [&](uint32_t token, uint32_t row, float upper, float lower) {
-        if (token < slice.count)
-          FinishRow(args, work, segment.first_pair + item, matrix.bias,
-                    shared.routed->order[slice.begin + token], row, upper, lower);
-      });
+      Distribute(kColumns, lane, &sums,
+                 [&](uint32_t token, uint32_t row, float upper, float lower) {
+                   if (token < slice.count)
+                     FinishRow(args, work, segment.first_pair + item, matrix.bias,
+                               shared.routed->order[slice.begin + token], row, upper, lower);
+                 });
       continue;
     }
     Piece* const piece = &shared.pieces[warp->index][begins ? 1 : 0];
-    Distribute(columns, lane, &sums, [&](uint32_t token, uint32_t row, float upper, float lower) {
+    Distribute(kColumns, lane, &sums, [&](uint32_t token, uint32_t row, float upper, float lower) {
       piece->of[token][row] = upper;
       piece->of[token][kStripRows + row] = lower;
     });
   }
-  __syncthreads();
-  const uint32_t item = BrokenItem(segment, warp->index);
-  if (item != segment.pair_count) FinishItem(args, work, segment, item, warp->index, lane, shared);
 }
 
-// The tier of all experts, where that is plain before they are looked up, or kTierMissing.
-__device__ __forceinline__ uint32_t PlainTier(const MoeArgs& args, const DecodeArgs& decode) {
-  if (args.wanted != nullptr) return kTierMissing;
-  if (args.wanted_of_all == kWantBase) return kTierBase;
-  if (args.wanted_of_all != kWantFp4) return kTierMissing;
-  const uint32_t fp4 = decode.tiers & (kFromNibbles | kFromQuintals);
-  return fp4 == kFromNibbles ? kTierNibbles : fp4 == kFromQuintals ? kTierQuintals : kTierMissing;
+template <uint32_t kTier>
+__device__ __forceinline__ void MultiplySegment(const MoeArgs& args, const Work& work,
+                                                const Segment& segment, const Staged& staged,
+                                                uint32_t columns, const Shared& shared,
+                                                Warp<kTier>* warp) {
+  if (columns == 2)
+    MultiplyChunks<kTier, 2>(args, work, segment, staged, shared, warp);
+  else if (columns == 4)
+    MultiplyChunks<kTier, 4>(args, work, segment, staged, shared, warp);
+  else
+    MultiplyChunks<kTier, 8>(args, work, segment, staged, shared, warp);
+  __syncthreads();
+  const uint32_t item = BrokenItem(segment, warp->index);
+  if (item != segment.pair_count)
+    FinishItem(args, work, segment, item, warp->index, warp->of.lane, shared);
 }
 
 // `staged_tier`: the tier for which the activations of the first product are staged already.
-template <bool kFp8>
+template <bool kFp8, uint32_t kTier>
 __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work,
-                                         uint32_t staged_tier, const Shared& shared, Warp* warp) {
+                                         uint32_t staged_tier, const Shared& shared,
+                                         Warp<kTier>* warp) {
   const uint32_t k = work.tiles * static_cast<uint32_t>(kTileColumns);
   warp->stage = 0;
   bool begun = !work.gate_up;
@@ -213,11 +222,10 @@ __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work,
                                 : args.inner + uint64_t{assignment} * k;
           },
           staged);
-    warp->of.SetColumns(columns);
     if (!begun) warp->producer.Begin(work);
     begun = true;
     __syncthreads();
-    MultiplySegment(args, work, segment, staged, columns, shared, warp);
+    MultiplySegment<kTier>(args, work, segment, staged, columns, shared, warp);
   }
 }
 
@@ -248,14 +256,14 @@ __device__ __forceinline__ void FetchActivations(const MoeArgs& args) {
 
 }  // namespace
 
-template <bool kFp8>
+template <bool kFp8, uint32_t kTier>
 __device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& decode) {
   const uint32_t index = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Shared shared = Divide(index);
-  // A single token's activations are the same for all experts: they are staged while the first
-  // warps route the call.
+  // A single token's activations are the same for all experts of one tier: they are staged while
+  // the first warps route the call.
   constexpr uint32_t kRoutingThreads = 64;
-  const uint32_t staged_tier = args.tokens == 1 ? PlainTier(args, decode) : kTierMissing;
+  const uint32_t staged_tier = args.tokens == 1 && kTier != kTierAny ? kTier : kTierMissing;
   if (staged_tier == kTierMissing) FetchActivations(args);
   if (threadIdx.x >= kRoutingThreads) {
     if (staged_tier != kTierMissing)
@@ -267,7 +275,8 @@ __device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& de
   Route(args, decode.slice_tokens, PairsOf(args, true), PairsOf(args, false),
         reinterpret_cast<RoutingScratch*>(shared.pieces), shared.routed);
 
-  Warp warp = {index, Lane(lane), Producer(ptx::SharedAddress(shared.ring), index, lane), 0};
+  Warp<kTier> warp = {index, Lane(lane),
+                      Producer<kTier>(ptx::SharedAddress(shared.ring), index, lane), 0};
 #pragma unroll 1
   for (uint32_t product = 0; product < 2; ++product) {
     const Work work = WorkOf(args, shared.routed->shares[product], product == 0);
@@ -277,7 +286,7 @@ __device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& de
       warp.producer.Begin(work);
       WaitForAllBlocks(args.barriers, 0);
     }
-    Multiply<kFp8>(args, work, staged_tier, shared, &warp);
+    Multiply<kFp8, kTier>(args, work, staged_tier, shared, &warp);
     ptx::WaitForCopies<0>();
     ArriveForAllBlocks(args.barriers, product);
   }
@@ -288,13 +297,29 @@ __device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& de
 extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
     hotplane_moe_decode(const __grid_constant__ MoeArgs args,
                         const __grid_constant__ DecodeArgs decode) {
-  Decode<false>(args, decode);
+  Decode<false, kTierAny>(args, decode);
+}
+// All experts from one tier, which the compiler knows.
+extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
+    hotplane_moe_decode_base(const __grid_constant__ MoeArgs args,
+                             const __grid_constant__ DecodeArgs decode) {
+  Decode<false, kTierBase>(args, decode);
+}
+extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
+    hotplane_moe_decode_nibbles(const __grid_constant__ MoeArgs args,
+                                const __grid_constant__ DecodeArgs decode) {
+  Decode<false, kTierNibbles>(args, decode);
+}
+extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
+    hotplane_moe_decode_quintals(const __grid_constant__ MoeArgs args,
+                                 const __grid_constant__ DecodeArgs decode) {
+  Decode<false, kTierQuintals>(args, decode);
 }
 // Activations of both products in FP8.
 extern "C" __global__ void __launch_bounds__(kDecodeWarpsMax * 32)
     hotplane_moe_decode_fp8(const __grid_constant__ MoeArgs args,
                             const __grid_constant__ DecodeArgs decode) {
-  Decode<true>(args, decode);
+  Decode<true, kTierAny>(args, decode);
 }
 
 // After a prefill.

@@ -24,6 +24,7 @@ struct ProductTables {
   uint32_t digits[kQuintalWords];  // QuintalEntry
   uint32_t magnitudes[3][32];      // kNibbleMagnitudes, kQuintalMagnitudes
   uint32_t levels[32];             // kCodeLevels
+  uint32_t address[32];            // of `digits`, in shared memory
 
   // By the threads of the block from `first_thread` on.
   __device__ void Fill(bool quintals, uint32_t first_thread) {
@@ -33,6 +34,7 @@ struct ProductTables {
       magnitudes[1][thread] = kNibbleMagnitudes.y;
       magnitudes[2][thread] = kQuintalMagnitudes.y;
       levels[thread] = kCodeLevels;
+      address[thread] = ptx::SharedAddress(digits);
     }
     if (!quintals) return;
     for (uint32_t word = thread; word < kQuintalWords; word += blockDim.x - first_thread)
@@ -54,13 +56,13 @@ __device__ __forceinline__ ProductTables& Tables() {
 struct Lane {
   uint32_t lane;
   uint32_t flags[4];         // by block side by side: 1 where it stands in this lane's column
-  uint32_t digits;           // ProductTables::digits, in shared memory
+  uint32_t digits;           // where ProductTables::digits are in shared memory
   uint32_t levels;           // kCodeLevels
   uint32_t small, large[2];  // of kNibbleMagnitudes and kQuintalMagnitudes
 
   __device__ explicit Lane(uint32_t of)
       : lane(of),
-        digits(ptx::SharedAddress(Tables().digits)),
+        digits(Tables().address[of]),
         levels(Tables().levels[of]),
         small(Tables().magnitudes[0][of]),
         large{Tables().magnitudes[1][of], Tables().magnitudes[2][of]} {}
@@ -215,29 +217,21 @@ __device__ __forceinline__ void AddChunkOf(const uint8_t* stage, const Staged& s
   }
 }
 
-template <uint32_t kTier>
-__device__ __forceinline__ void AddChunkOf(uint32_t columns, const uint8_t* stage,
-                                           const Staged& staged, uint32_t chunk, const Lane& of,
-                                           Sums<2>* sums) {
-  using C = Chunk<kTier>;
-  const uint32_t block = chunk * 2 * C::kTiles;
-  if (columns == 2)
-    AddChunkOf<C, 2>(stage, staged, block, of, sums);
-  else if (columns == 4)
-    AddChunkOf<C, 4>(stage, staged, block, of, sums);
-  else
-    AddChunkOf<C, 8>(stage, staged, block, of, sums);
-}
-
-__device__ __forceinline__ void AddChunk(uint32_t tier, uint32_t columns, const uint8_t* stage,
-                                         const Staged& staged, uint32_t chunk, const Lane& of,
-                                         Sums<2>* sums) {
-  if (tier == kTierNibbles)
-    AddChunkOf<kTierNibbles>(columns, stage, staged, chunk, of, sums);
-  else if (tier == kTierQuintals)
-    AddChunkOf<kTierQuintals>(columns, stage, staged, chunk, of, sums);
-  else
-    AddChunkOf<kTierBase>(columns, stage, staged, chunk, of, sums);
+// `chunk`: of its item. kTier: or kTierAny, then `tier` says which.
+template <uint32_t kTier, uint32_t kColumns>
+__device__ __forceinline__ void AddChunk(uint32_t tier, const uint8_t* stage, const Staged& staged,
+                                         uint32_t chunk, const Lane& of, Sums<2>* sums) {
+  if constexpr (kTier != kTierAny) {
+    using C = Chunk<kTier>;
+    AddChunkOf<C, kColumns>(stage, staged, chunk * 2 * C::kTiles, of, sums);
+  } else {
+    if (tier == kTierNibbles)
+      AddChunk<kTierNibbles, kColumns>(tier, stage, staged, chunk, of, sums);
+    else if (tier == kTierQuintals)
+      AddChunk<kTierQuintals, kColumns>(tier, stage, staged, chunk, of, sums);
+    else
+      AddChunk<kTierBase, kColumns>(tier, stage, staged, chunk, of, sums);
+  }
 }
 
 }  // namespace hotplane::moe_cuda

@@ -67,7 +67,8 @@ struct Segment {
   }
 };
 
-// Issues the copies of a warp's chunks, segment by segment.
+// Issues the copies of a warp's chunks, segment by segment. kTier: of all of them, or kTierAny.
+template <uint32_t kTier>
 class Producer {
  public:
   __device__ Producer(uint32_t ring, uint32_t warp, uint32_t lane)
@@ -87,13 +88,14 @@ class Producer {
     if (chunks_ == 0) Enter(work);
     if (chunks_ != 0) {
       --chunks_;
-      const bool ends_strip = left_ <= chunk_bytes_;
-      const uint32_t bytes = ends_strip ? left_ : chunk_bytes_;
+      const uint32_t chunk_bytes = ChunkBytes();
+      const bool ends_strip = left_ <= chunk_bytes;
+      const uint32_t bytes = ends_strip ? left_ : chunk_bytes;
       Copy(ring_ + stage_, bytes);
       const uint32_t step = ends_strip ? bytes + to_next_ : bytes;
       coarse_ += step;
-      scales_ += step >> scale_shift_;
-      if (quintals_) fine_ += step / 4 * 5;
+      scales_ += step >> ScaleShift();
+      if (tier_.Is(kTierQuintals)) fine_ += step / 4 * 5;
       left_ = ends_strip ? strip_ : left_ - bytes;
     }
     ptx::CommitCopies();
@@ -102,6 +104,17 @@ class Producer {
   }
 
  private:
+  // What is known of a tier when the kernel is compiled.
+  struct TierOfChunk {
+    uint32_t of;
+    __device__ bool Is(uint32_t tier) const { return (kTier == kTierAny ? of : kTier) == tier; }
+  };
+  // Bytes of codes or nibbles that a strip has in a chunk.
+  __device__ uint32_t ChunkBytes() const {
+    return tier_.Is(kTierQuintals) ? Chunk<kTierQuintals>::kFine : Chunk<kTierBase>::kStrip;
+  }
+  __device__ uint32_t ScaleShift() const { return tier_.Is(kTierNibbles) ? 4 : 3; }
+
   // The next segment that has chunks for this warp, if there is one.
   __device__ void Enter(const Work& work) {
     while (chunks_ == 0 && next_ < work.share->end) {
@@ -114,48 +127,49 @@ class Producer {
 
   __device__ void Aim(const Work& work, const Segment& segment) {
     const Matrix& matrix = work.MatrixOf(segment.slice);
-    const bool nibbles = matrix.tier == kTierNibbles;
-    quintals_ = matrix.tier == kTierQuintals;
+    tier_ = {matrix.tier};
+    const bool nibbles = tier_.Is(kTierNibbles);
     const uint32_t begin = segment.Before(warp_);
     const uint32_t item = Quotient(begin, segment.item_chunks);
-    const uint32_t chunk_tiles = TilesOfChunk(matrix.tier);
+    const uint32_t chunk_tiles =
+        tier_.Is(kTierBase) ? TilesOfChunk(kTierBase) : TilesOfChunk(kTierNibbles);
     const uint32_t first = (begin - item * segment.item_chunks) * chunk_tiles;
     const bool in_turn = work.second_strip == 0;
     const uint32_t pair = segment.first_pair + item;
     const uint64_t tile = uint64_t{in_turn ? 2 * pair : pair} * work.tiles + first;
     const uint32_t tile_bytes = nibbles ? kTileNibbleBytes : kTileCodeBytes;
-    chunk_bytes_ = chunk_tiles * tile_bytes;
     strip_ = work.tiles * tile_bytes;
     left_ = strip_ - first * tile_bytes;
     to_second_ = (in_turn ? 1 : work.second_strip) * strip_;
     to_next_ = in_turn ? strip_ : 0;
-    scale_shift_ = nibbles ? 4 : 3;
     coarse_ = (nibbles ? matrix.fine : matrix.codes) + tile * tile_bytes + 16 * lane_;
     fine_ = matrix.fine + tile * kTileQuintalBytes + 16 * lane_;
     // The scales of both strips are copied by one instruction.
     const uint32_t scale_bytes = chunk_tiles * kTileScaleBytes;
     const uint32_t second = lane_ >= scale_bytes / 16 ? 1 : 0;
     scale_at_ = lane_ < 2 * scale_bytes / 16 ? 16 * lane_ - second * scale_bytes : kNoScales;
-    scales_ = matrix.scales + tile * kTileScaleBytes + (second * to_second_ >> scale_shift_) +
+    scales_ = matrix.scales + tile * kTileScaleBytes + (second * to_second_ >> ScaleShift()) +
               (16 * lane_ - second * scale_bytes);
   }
 
   // `bytes` of each strip.
   __device__ void Copy(uint32_t to, uint32_t bytes) const {
     const uint8_t* const second = coarse_ + to_second_;
-    const uint32_t strip = quintals_ ? Chunk<kTierQuintals>::kStrip : Chunk<kTierBase>::kStrip;
+    const uint32_t strip =
+        tier_.Is(kTierQuintals) ? Chunk<kTierQuintals>::kStrip : Chunk<kTierBase>::kStrip;
     if (16 * lane_ < bytes) {
       ptx::CopyAsync16(to, coarse_);
       ptx::CopyAsync16(to + strip, second);
     }
-    if (16 * lane_ + 512 < bytes) {
+    // A strip's codes of a chunk with quintals are 512 bytes.
+    if (!tier_.Is(kTierQuintals) && 16 * lane_ + 512 < bytes) {
       ptx::CopyAsync16(to + 512, coarse_ + 512);
       ptx::CopyAsync16(to + strip + 512, second + 512);
     }
-    if (quintals_) CopyQuintals(to + Chunk<kTierQuintals>::kFine, bytes / 4 * 5);
+    if (tier_.Is(kTierQuintals)) CopyQuintals(to + Chunk<kTierQuintals>::kFine, bytes / 4 * 5);
     // Beyond the end zeros: a scale that is infinite would turn the zeros there into NaN.
     if (scale_at_ != kNoScales)
-      ptx::CopyAsync16OrZeros(to + 2 * strip, scales_, scale_at_ < bytes >> scale_shift_);
+      ptx::CopyAsync16OrZeros(to + 2 * strip, scales_, scale_at_ < bytes >> ScaleShift());
   }
 
   __device__ void CopyQuintals(uint32_t to, uint32_t bytes) const {
@@ -178,20 +192,19 @@ class Producer {
   uint32_t stage_;   // in bytes
   uint32_t next_;    // item, the first of the next segment
   uint32_t chunks_;  // of the segment, still to be issued
-  bool quintals_;
+  TierOfChunk tier_;
   // What follows counts bytes of codes or nibbles; quintals and scales go in proportion.
-  uint32_t chunk_bytes_;  // of a strip
   uint32_t strip_;
-  uint32_t left_;         // of the strip, from the next chunk on
-  uint32_t to_second_;    // from the first strip of a pair to the second
-  uint32_t to_next_;      // from the end of a first strip to the next first one
-  uint32_t scale_shift_;  // bytes >> scale_shift_ are those of the scales
-  uint32_t scale_at_;     // in a strip's scales of a chunk, of this lane's copy
+  uint32_t left_;       // of the strip, from the next chunk on
+  uint32_t to_second_;  // from the first strip of a pair to the second
+  uint32_t to_next_;    // from the end of a first strip to the next first one
+  uint32_t scale_at_;   // in a strip's scales of a chunk, of this lane's copy
   const uint8_t* coarse_;
   const uint8_t* fine_;
   const uint8_t* scales_;
 };
-static_assert(Chunk<kTierNibbles>::kStrip == Chunk<kTierBase>::kStrip);
+static_assert(Chunk<kTierNibbles>::kStrip == Chunk<kTierBase>::kStrip &&
+              Chunk<kTierQuintals>::kFine == 512);
 static_assert(Chunk<kTierQuintals>::kScales == 2 * Chunk<kTierQuintals>::kStrip);
 
 }  // namespace hotplane::moe_cuda

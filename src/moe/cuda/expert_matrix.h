@@ -27,6 +27,8 @@ struct Matrix {
 };
 
 enum Tier : uint32_t { kTierMissing = 0, kTierBase = 1, kTierNibbles = 2, kTierQuintals = 3 };
+// Of code for any tier, which asks each time; no matrix has it.
+inline constexpr uint32_t kTierAny = 4;
 
 __device__ __forceinline__ uint32_t TierOf(const ExpertSlot& slot, uint32_t wanted, bool biases) {
   if (wanted < kWantBase || wanted > kWantFp4OrBase) return kTierMissing;
@@ -43,16 +45,22 @@ __device__ __forceinline__ void Refuse(Refusal* refusal, RefusalKind kind, uint3
   if (atomicCAS(&refusal->kind, 0u, static_cast<uint32_t>(kind)) == 0) refusal->expert = expert;
 }
 
-__device__ __forceinline__ Matrix MatrixOf(const MoeArgs& args, uint32_t expert, bool gate_up) {
+// Both matrices of an expert; what they are computed from is the same.
+struct Matrices {
+  Matrix gate_up, down;
+};
+__device__ __forceinline__ Matrices MatricesOf(const MoeArgs& args, uint32_t expert) {
   const ExpertSlot slot = args.slots[expert];
   const uint32_t wanted = args.wanted != nullptr ? args.wanted[expert] : args.wanted_of_all;
   const bool biases = args.biases != 0;
-  Matrix matrix = {gate_up ? slot.planes13 : slot.planes2, gate_up ? slot.sc13 : slot.sc2,
-                   gate_up ? slot.fp13 : slot.fp2, gate_up ? slot.bias13 : slot.bias2,
-                   TierOf(slot, wanted, biases)};
-  if (!biases) matrix.bias = nullptr;
-  if (matrix.tier == kTierMissing) Refuse(args.refusal, kRefusedExpert, expert);
-  return matrix;
+  const uint32_t tier = TierOf(slot, wanted, biases);
+  if (tier == kTierMissing) Refuse(args.refusal, kRefusedExpert, expert);
+  return {{slot.planes13, slot.sc13, slot.fp13, biases ? slot.bias13 : nullptr, tier},
+          {slot.planes2, slot.sc2, slot.fp2, biases ? slot.bias2 : nullptr, tier}};
+}
+__device__ __forceinline__ Matrix MatrixOf(const MoeArgs& args, uint32_t expert, bool gate_up) {
+  const Matrices matrices = MatricesOf(args, expert);
+  return gate_up ? matrices.gate_up : matrices.down;
 }
 
 }  // namespace hotplane::moe_cuda

@@ -122,12 +122,12 @@ inline constexpr unsigned kDecodePieceBytes = 1280;
 inline constexpr unsigned kDecodeSliceTokensMax = 4;
 // Slices that one block has to do with: those of its share of the items of a product.
 inline constexpr unsigned kDecodeOwnSlicesMax = 24;
-// With fewer a block might have more slices: costs differ by up to 3.5 (CostOf in routed.h).
+// With fewer a block might have more slices: costs differ by up to 3.4 (CostOf in routed.h).
 inline constexpr unsigned kDecodeBlocksMin = 40;
 // Beside what is staged: the routing (Routed of routed.h), tables (ProductTables of
 // decode_product.h), and what each warp has.
 inline constexpr unsigned kDecodeRoutedBytes = 5120;
-inline constexpr unsigned kDecodeTableBytes = 4608;
+inline constexpr unsigned kDecodeTableBytes = 4736;
 inline constexpr unsigned kDecodeTableAlign = 4096;
 constexpr unsigned DecodeFixedBytes(unsigned warps) {
   return kDecodeTableAlign + kDecodeTableBytes + kDecodeRoutedBytes +

@@ -104,14 +104,15 @@ __device__ __forceinline__ void SortByExpert(const MoeArgs& args, uint32_t slice
   __syncthreads();
 }
 
-inline constexpr uint32_t kCostMin = 35, kCostMax = 120;
-// How long an item of `tokens` tokens takes, relatively: instructions of the inner loop by what was
-// measured on an H200.
+inline constexpr uint32_t kCostMin = 43, kCostMax = 145;
+// How long an item of `tokens` tokens takes, relatively: instructions of the inner loop, or the
+// time of its bytes, by what was measured on an H200.
 __device__ __forceinline__ uint32_t CostOf(uint32_t tier, uint32_t tokens) {
-  if (tier == kTierBase) return tokens == 1 ? 35 : tokens == 2 ? 41 : 54;
-  if (tier == kTierNibbles) return 76;
+  if (tier == kTierBase) return tokens == 1 ? 43 : tokens == 2 ? 48 : 60;
+  if (tier == kTierNibbles) return tokens <= 2 ? 84 : 88;
+  if (tier == kTierQuintals) return tokens == 1 ? 120 : tokens == 2 ? 130 : kCostMax;
   // A refused expert takes no time, but a block has room for so many slices only.
-  return tier == kTierQuintals ? kCostMax : kCostMin;
+  return kCostMin;
 }
 static_assert(kCostMax * kDecodeAssignmentsMax < 65536);
 static_assert(kDecodeAssignmentsMax * kCostMax / kCostMin / kDecodeBlocksMin + 2 <=
