@@ -2,6 +2,8 @@
 // uniform and random; calls rotate over layers, so that no weight is met in a cache. A graph of
 // many calls is timed, five times: medians.
 //
+// --shared: few assignments have no blocks of their own either.
+//
 // Quintals are random valid words: the digits of random codes.
 #include <algorithm>
 #include <cstdio>
@@ -45,8 +47,8 @@ struct Options {
   std::string shape;      // empty: all
   std::string precision;  // empty: all
   std::string json_path;
-  std::optional<PrefillKernels> prefill;  // nullopt: the best
-  uint64_t memory = uint64_t{48} << 30;   // of planes at most
+  CudaMoeKernels kernels;
+  uint64_t memory = uint64_t{48} << 30;  // of planes at most
   std::vector<uint32_t> tokens = {1, 2, 4, 8, 16, 32, 128, 1024, 4096};
 };
 
@@ -287,7 +289,7 @@ class Bench {
 int Usage() {
   std::fprintf(stderr,
                "usage: moe_cuda_bench [--smoke] [--shape NAME] [--precision NAME] [--tokens N,N] "
-               "[--prefill wgmma|mma] [--fp8] [--json FILE]\n");
+               "[--prefill wgmma|mma] [--shared] [--fp8] [--json FILE]\n");
   return 2;
 }
 
@@ -300,6 +302,8 @@ int Main(int count, char** arguments) {
       options.smoke = true;
     } else if (name == "--fp8") {
       options.fp8 = true;
+    } else if (name == "--shared") {
+      options.kernels.few = false;
     } else if (name == "--shape") {
       options.shape = value();
     } else if (name == "--precision") {
@@ -307,8 +311,8 @@ int Main(int count, char** arguments) {
     } else if (name == "--prefill") {
       const std::string wanted = value();
       for (const PrefillKernels kernels : kAllPrefillKernels)
-        if (wanted == NameOf(kernels)) options.prefill = kernels;
-      if (!options.prefill) return Usage();
+        if (wanted == NameOf(kernels)) options.kernels.prefill = kernels;
+      if (!options.kernels.prefill) return Usage();
     } else if (name == "--json") {
       options.json_path = value();
     } else if (name == "--tokens") {
@@ -331,7 +335,7 @@ int Main(int count, char** arguments) {
     return writable.error().exit_code();
   }
   Result<std::unique_ptr<CudaMoe>> moe =
-      CudaMoe::Load(gpu->driver, gpu->context, gpu->device, options.prefill);
+      CudaMoe::Load(gpu->driver, gpu->context, gpu->device, options.kernels);
   if (!moe || *moe == nullptr) {
     std::printf("%s\n", moe ? "no kernels for this GPU" : moe.error().ToString().c_str());
     return 1;

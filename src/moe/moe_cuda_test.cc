@@ -30,13 +30,16 @@ class MoeOnGpu : public testing::Test {
     moe_ = Load({});
     if (moe_ == nullptr) GTEST_SKIP() << "this build has no kernels for this GPU";
     for (const PrefillKernels kernels : kAllPrefillKernels)
-      if (std::unique_ptr<CudaMoe> moe = Load(kernels)) prefills_.push_back(std::move(moe));
+      if (std::unique_ptr<CudaMoe> moe = Load({.prefill = kernels, .few = true}))
+        prefills_.push_back(std::move(moe));
     ASSERT_FALSE(prefills_.empty());
+    shared_ = Load({.prefill = {}, .few = false});
+    ASSERT_NE(shared_, nullptr);
   }
 
-  std::unique_ptr<CudaMoe> Load(std::optional<PrefillKernels> prefill) {
+  std::unique_ptr<CudaMoe> Load(const CudaMoeKernels& wanted) {
     Result<std::unique_ptr<CudaMoe>> moe =
-        CudaMoe::Load(gpu_->driver, gpu_->context, gpu_->device, prefill);
+        CudaMoe::Load(gpu_->driver, gpu_->context, gpu_->device, wanted);
     EXPECT_TRUE(moe) << moe.error().ToString();
     return moe ? std::move(*moe) : nullptr;
   }
@@ -49,14 +52,20 @@ class MoeOnGpu : public testing::Test {
   }
   std::vector<uint16_t> Run(const DeviceProblem& problem) { return Run(*moe_, problem); }
 
-  // Decode is the same with all of them.
+  // By every set of kernels that there is for the call.
   template <typename Check>
-  void WithEveryPrefill(const DeviceProblem& problem, Check&& check) {
+  void WithAllKernels(const DeviceProblem& problem, Check&& check) {
     const bool decode = problem.call.token_count * problem.call.top_k <= 256;
+    if (decode) {
+      for (const CudaMoe* moe : {moe_.get(), shared_.get()}) {
+        problem.Poison(*gpu_);
+        check(*moe, moe->few() ? "decode" : "decode, blocks shared");
+      }
+      return;
+    }
     for (const std::unique_ptr<CudaMoe>& moe : prefills_) {
       problem.Poison(*gpu_);
-      check(*moe, decode ? "decode" : NameOf(moe->prefill()));
-      if (decode) break;
+      check(*moe, NameOf(moe->prefill()));
     }
   }
 
@@ -70,7 +79,7 @@ class MoeOnGpu : public testing::Test {
   void ExpectWithinTheBound(const DeviceProblem& problem, const std::string& of,
                             double usual = kUsual) {
     const MoeReference reference = ReferenceMoe(problem.host.call);
-    WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* name) {
+    WithAllKernels(problem, [&](const CudaMoe& moe, const char* name) {
       const std::string what = of + ", " + name;
       const std::vector<uint16_t> y = Run(moe, problem);
       EXPECT_EQ(problem.refusal.Download<Refusal>()[0].kind, 0u) << what;
@@ -90,6 +99,7 @@ class MoeOnGpu : public testing::Test {
 
   std::unique_ptr<Gpu> gpu_;
   std::unique_ptr<CudaMoe> moe_;
+  std::unique_ptr<CudaMoe> shared_;                 // without blocks of their own for few
   std::vector<std::unique_ptr<CudaMoe>> prefills_;  // that there are for this GPU
 };
 
@@ -146,7 +156,7 @@ TEST_F(MoeOnGpu, Fp8GroupsHaveTheScaleOfTheirLargest) {
             problem.call.wanted_of_all =
                 mix == Mix::kBase ? moe_cuda::kWantBase : moe_cuda::kWantFp4;
           }
-          WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* name) {
+          WithAllKernels(problem, [&](const CudaMoe& moe, const char* name) {
             const std::vector<uint16_t> y = Run(moe, problem);
             for (size_t i = 0; i < y.size(); ++i)
               ASSERT_EQ(FromBf16(y[i]), 0.0f) << name << ", mix " << static_cast<int>(mix)
@@ -158,7 +168,7 @@ TEST_F(MoeOnGpu, Fp8GroupsHaveTheScaleOfTheirLargest) {
   }
 }
 
-// The tier is told for all experts at once: a single token is then staged by other threads.
+// Where the tier is told for all experts at once, kernels that know it decode.
 TEST_F(MoeOnGpu, OneTierForAllExpertsGivesWhatEachTierGives) {
   for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals}) {
     for (const bool fp8 : {false, true}) {
@@ -166,7 +176,7 @@ TEST_F(MoeOnGpu, OneTierForAllExpertsGivesWhatEachTierGives) {
         const Case c = {"", 4, 192, 64, tokens, 2, kDeepSeek, false, mix};
         DeviceProblem problem(*gpu_, c, 4);
         problem.call.fp8 = fp8;
-        WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* name) {
+        WithAllKernels(problem, [&](const CudaMoe& moe, const char* name) {
           const uint8_t* const by_expert = std::exchange(problem.call.wanted, nullptr);
           problem.call.wanted_of_all = mix == Mix::kBase ? moe_cuda::kWantBase : moe_cuda::kWantFp4;
           const std::vector<uint16_t> of_all = Run(moe, problem);
@@ -182,6 +192,41 @@ TEST_F(MoeOnGpu, OneTierForAllExpertsGivesWhatEachTierGives) {
           EXPECT_EQ(Run(moe, problem), of_all) << name << ", " << tokens << " tokens";
         });
       }
+    }
+  }
+}
+
+// One group of 32 rows to a block, two, and so on; those of a block that begin in the middle of a
+// tile, and the last block's, which may be fewer.
+TEST_F(MoeOnGpu, EveryNumberOfGroupsOfABlock) {
+  for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals, Mix::kMixed}) {
+    for (uint32_t intermediate = 64; intermediate <= 9 * 64; intermediate += 64) {
+      const Case c = {"", 3, 192, intermediate, 2, 1, kGptOss, true, mix};
+      const DeviceProblem problem(*gpu_, c, intermediate);
+      ExpectWithinTheBound(problem, std::to_string(intermediate) + " rows, mix " +
+                                        std::to_string(static_cast<int>(mix)));
+    }
+  }
+  // On a GPU of 132 multiprocessors two blocks of five groups to an assignment.
+  const Case many = {"", 7, 64, 320, 11, 6, kSilu, false, Mix::kMixed};
+  ExpectWithinTheBound(DeviceProblem(*gpu_, many, 1), "66 assignments");
+}
+
+// Kernels that count otherwise leave the counts as they found them.
+TEST_F(MoeOnGpu, CallsOfAllSizesShareAWorkspace) {
+  std::vector<std::unique_ptr<DeviceProblem>> problems;
+  std::vector<std::vector<uint16_t>> expected;
+  for (const size_t tokens : {64, 1, 260, 2}) {
+    const Case c = {"", 6, 128, 64, tokens, 3, kSilu, false, Mix::kMixed};
+    problems.push_back(std::make_unique<DeviceProblem>(*gpu_, c, static_cast<uint32_t>(tokens)));
+    expected.push_back(Run(*problems.back()));
+  }
+  // The largest.
+  const Buffer& workspace = problems[2]->workspace;
+  for (int round = 0; round < 3; ++round) {
+    for (size_t i = 0; i < problems.size(); ++i) {
+      problems[i]->call.workspace = workspace.as<std::byte>();
+      EXPECT_EQ(Run(*problems[i]), expected[i]) << "round " << round << ", call " << i;
     }
   }
 }
@@ -278,7 +323,7 @@ TEST_F(MoeOnGpu, ScalesOfEverySize) {
 TEST_F(MoeOnGpu, GivesTheSameBitsEveryTime) {
   for (const char* name : {"one token", "prefill", "both precisions in one call"}) {
     const DeviceProblem problem(*gpu_, CaseNamed(name), 3);
-    WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* kernels) {
+    WithAllKernels(problem, [&](const CudaMoe& moe, const char* kernels) {
       const std::vector<uint16_t> first = Run(moe, problem);
       for (int i = 0; i < 20; ++i) EXPECT_EQ(Run(moe, problem), first) << name << ", " << kernels;
     });
@@ -291,7 +336,7 @@ TEST_F(MoeOnGpu, AGraphGivesWhatTheCallGives) {
   if (calls.cuStreamBeginCapture == nullptr) GTEST_SKIP() << "this driver has no graphs";
   for (const char* name : {"one token", "prefill", "both precisions in one call"}) {
     DeviceProblem problem(*gpu_, CaseNamed(name), 3);
-    WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* kernels) {
+    WithAllKernels(problem, [&](const CudaMoe& moe, const char* kernels) {
       ASSERT_EQ(calls.cuStreamBeginCapture(gpu_->stream, CU_STREAM_CAPTURE_MODE_RELAXED),
                 CUDA_SUCCESS);
       ASSERT_TRUE(moe.Forward(problem.call, gpu_->stream));
@@ -316,30 +361,35 @@ TEST_F(MoeOnGpu, AGraphGivesWhatTheCallGives) {
   }
 }
 
-TEST_F(MoeOnGpu, WhatIsMissingIsToldAndNotANumber) {
-  DeviceProblem problem(*gpu_, CaseNamed("one token at FP4"), 2);
-  const auto chosen = static_cast<size_t>(problem.host.ids[0]);
-  problem.host.experts[chosen].fp2 = nullptr;
-  problem.Upload(*gpu_);
-  for (const uint16_t y : Run(problem)) ASSERT_TRUE(std::isnan(FromBf16(y)));
-  const Refusal refusal = problem.refusal.Download<Refusal>()[0];
-  EXPECT_EQ(refusal.kind, moe_cuda::kRefusedExpert);
-  EXPECT_EQ(refusal.expert, chosen);
-
-  // A caller may allow the base instead; then its result is the base's.
-  DeviceProblem base(*gpu_, CaseNamed("one token"), 2);
-  const std::vector<uint16_t> expected = Run(base);
-  base.call.wanted = nullptr;
-  base.call.wanted_of_all = moe_cuda::kWantFp4OrBase;
-  EXPECT_EQ(Run(base), expected);
-  EXPECT_EQ(base.refusal.Download<Refusal>()[0].kind, 0u);
-}
-
 // Rows of `token` are NaN and no others are.
 void ExpectNanOnly(const std::vector<uint16_t>& y, size_t width,
                    const std::function<bool(size_t token)>& of, const std::string& what) {
   for (size_t i = 0; i < y.size(); ++i)
     ASSERT_EQ(std::isnan(FromBf16(y[i])), of(i / width)) << what << ", element " << i;
+}
+
+TEST_F(MoeOnGpu, WhatIsMissingIsToldAndNotANumber) {
+  DeviceProblem problem(*gpu_, CaseNamed("one token at FP4"), 2);
+  const auto chosen = static_cast<size_t>(problem.host.ids[0]);
+  problem.host.experts[chosen].fp2 = nullptr;
+  problem.Upload(*gpu_);
+  WithAllKernels(problem, [&](const CudaMoe& moe, const char* name) {
+    for (const uint16_t y : Run(moe, problem)) ASSERT_TRUE(std::isnan(FromBf16(y))) << name;
+    const Refusal refusal = problem.refusal.Download<Refusal>()[0];
+    EXPECT_EQ(refusal.kind, moe_cuda::kRefusedExpert) << name;
+    EXPECT_EQ(refusal.expert, chosen) << name;
+  });
+
+  // A caller may allow the base instead; then its result is the base's.
+  DeviceProblem base(*gpu_, CaseNamed("one token"), 2);
+  WithAllKernels(base, [&](const CudaMoe& moe, const char* name) {
+    base.call.wanted = nullptr;
+    base.call.wanted_of_all = moe_cuda::kWantBase;
+    const std::vector<uint16_t> expected = Run(moe, base);
+    base.call.wanted_of_all = moe_cuda::kWantFp4OrBase;
+    EXPECT_EQ(Run(moe, base), expected) << name;
+    EXPECT_EQ(base.refusal.Download<Refusal>()[0].kind, 0u) << name;
+  });
 }
 
 // Refused experts among many that are computed: more of them than a block could have of others.
@@ -373,7 +423,7 @@ TEST_F(MoeOnGpu, NanStaysVisible) {
         problem.Upload(*gpu_);
         for (const bool fp8 : {false, true}) {
           problem.call.fp8 = fp8;
-          WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* name) {
+          WithAllKernels(problem, [&](const CudaMoe& moe, const char* name) {
             ExpectNanOnly(
                 Run(moe, problem), 128, [](size_t token) { return token == 1; },
                 std::to_string(tokens) + " tokens, " + name);
@@ -392,7 +442,7 @@ TEST_F(MoeOnGpu, PrefillTellsWhatItCannotCompute) {
     problem.host.ids[7] = 5;
     problem.host.ids[299] = -1;
     problem.Upload(*gpu_);
-    WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* name) {
+    WithAllKernels(problem, [&](const CudaMoe& moe, const char* name) {
       ExpectNanOnly(
           Run(moe, problem), 128,
           [&](size_t token) {
@@ -427,7 +477,7 @@ TEST_F(MoeOnGpu, PrefillOfScalesOfEverySize) {
     for (TestLayer::Expert& expert : problem.host.layer.experts)
       for (std::byte& scale : expert.sc13) scale = std::byte(byte);
     problem.Upload(*gpu_);
-    WithEveryPrefill(problem, [&](const CudaMoe& moe, const char* name) {
+    WithAllKernels(problem, [&](const CudaMoe& moe, const char* name) {
       for (const uint16_t y : Run(moe, problem))
         ASSERT_FALSE(std::isfinite(FromBf16(y))) << byte << ", " << name;
     });
@@ -446,7 +496,7 @@ TEST_F(MoeOnGpu, WithoutWgmmaPrefillTakesMma) {
   ASSERT_NE(other, nullptr);
   EXPECT_EQ(other->prefill(), PrefillKernels::kMma);
   fail("cuModuleLoadData", 1, CUDA_ERROR_NO_BINARY_FOR_GPU, false);
-  EXPECT_EQ(Load(PrefillKernels::kWgmma), nullptr);
+  EXPECT_EQ(Load({.prefill = PrefillKernels::kWgmma, .few = true}), nullptr);
 }
 
 TEST_F(MoeOnGpu, CallsThatCannotBeAreRefusedBeforeAnythingRuns) {
@@ -475,10 +525,12 @@ TEST_F(MoeOnGpu, AnIdThatIsNoExpertIsToldAndNotANumber) {
     DeviceProblem problem(*gpu_, CaseNamed("both precisions in one call"), 1);
     problem.host.ids[4 * 2 + 1] = id;
     problem.Upload(*gpu_);
-    const std::vector<uint16_t> y = Run(problem);
-    for (size_t i = 0; i < y.size(); ++i)
-      ASSERT_EQ(std::isnan(FromBf16(y[i])), i / 128 == 2) << id << ", element " << i;
-    EXPECT_EQ(problem.refusal.Download<Refusal>()[0].kind, moe_cuda::kRefusedId);
+    WithAllKernels(problem, [&](const CudaMoe& moe, const char* name) {
+      ExpectNanOnly(
+          Run(moe, problem), 128, [](size_t token) { return token == 2; },
+          std::to_string(id) + ", " + name);
+      EXPECT_EQ(problem.refusal.Download<Refusal>()[0].kind, moe_cuda::kRefusedId) << name;
+    });
   }
 }
 

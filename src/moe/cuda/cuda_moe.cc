@@ -141,9 +141,8 @@ Result<void> CheckCall(const CudaMoeCall& call) {
 const char* NameOf(PrefillKernels kernels) { return SetOf(kernels).name; }
 
 Result<std::unique_ptr<CudaMoe>> CudaMoe::Load(const CudaDriver& driver, CUcontext context,
-                                               CUdevice device,
-                                               std::optional<PrefillKernels> prefill) {
-  std::unique_ptr<CudaMoe> moe(new CudaMoe(driver, context));
+                                               CUdevice device, const CudaMoeKernels& wanted) {
+  std::unique_ptr<CudaMoe> moe(new CudaMoe(driver, context, wanted));
   const auto ask = [&](CUdevice_attribute attribute, uint32_t* value) -> Result<void> {
     int answer = 0;
     HP_CUDA_TRY(driver, "cannot ask for an attribute of the GPU",
@@ -159,8 +158,8 @@ Result<std::unique_ptr<CudaMoe>> CudaMoe::Load(const CudaDriver& driver, CUconte
   if (loaded == CUDA_ERROR_NO_BINARY_FOR_GPU) return std::unique_ptr<CudaMoe>();
   HP_CUDA_TRY(driver, "cannot load the kernels of the experts", loaded);
   HP_TRY(moe->LoadDecode());
-  HP_ASSIGN(const bool many, moe->LoadPrefill(0, prefill));
-  HP_ASSIGN(const bool few, moe->LoadPrefill(1, prefill));
+  HP_ASSIGN(const bool many, moe->LoadPrefill(0));
+  HP_ASSIGN(const bool few, moe->LoadPrefill(1));
   if (!many || !few) return std::unique_ptr<CudaMoe>();
   HP_CUDA_TRY(driver, "cannot load the kernel of few assignments",
               driver.cuModuleLoadData(&moe->few_module_, kMoeDecodeFewImage));
@@ -206,13 +205,13 @@ Result<void> CudaMoe::LoadDecode() {
   return {};
 }
 
-Result<bool> CudaMoe::LoadPrefill(size_t few, std::optional<PrefillKernels> wanted) {
+Result<bool> CudaMoe::LoadPrefill(size_t few) {
   // wgmma has 64 rows of weights for as few columns as there are; narrow products are mma's.
   static constexpr PrefillKernels kByPreference[2][2] = {
       {PrefillKernels::kWgmma, PrefillKernels::kMma},
       {PrefillKernels::kMma, PrefillKernels::kWgmma}};
   for (const PrefillKernels kernels : kByPreference[few]) {
-    if (kernels != wanted.value_or(kernels)) continue;
+    if (kernels != wanted_.prefill.value_or(kernels)) continue;
     const PrefillSet& set = SetOf(kernels);
     CUmodule* const module = &prefill_modules_[static_cast<size_t>(kernels)];
     if (*module == nullptr && set.image != nullptr) {
@@ -281,7 +280,7 @@ std::optional<CudaMoe::FewShape> CudaMoe::FewShapeFor(const CudaMoeCall& call) c
   const uint64_t assignments = uint64_t{call.token_count} * call.top_k;
   const uint32_t blocks = std::min(multiprocessors_, kFewBlocksMax);
   // FP8 has scales of 128 columns of down, which blocks would share.
-  if (call.fp8 || assignments == 0 || assignments > blocks) return {};
+  if (!wanted_.few || call.fp8 || assignments == 0 || assignments > blocks) return {};
   const uint32_t all = static_cast<uint32_t>(call.geometry.intermediate / 32);
   const uint32_t most = blocks / static_cast<uint32_t>(assignments);
   const uint32_t groups = (all + most - 1) / most;

@@ -53,15 +53,21 @@ inline constexpr PrefillKernels kAllPrefillKernels[] = {PrefillKernels::kWgmma,
                                                         PrefillKernels::kMma};
 const char* NameOf(PrefillKernels kernels);  // "wgmma", "mma"
 
+// Which kernels are taken where there is a choice.
+struct CudaMoeKernels {
+  // nullopt: wgmma for many assignments of an expert and mma.sync for few, whichever there is.
+  std::optional<PrefillKernels> prefill;
+  // Whether the few assignments of a decode may have blocks of their own.
+  bool few = true;
+};
+
 // The kernels of one GPU, loaded. Thread-safe; the context outlives it.
 class CudaMoe {
  public:
   // The context is current. Null where this build has no kernels for this GPU, or not those that
-  // `prefill` asks for; unless it does, wgmma for many assignments of an expert and mma.sync for
-  // few, whichever there is.
+  // are wanted.
   static Result<std::unique_ptr<CudaMoe>> Load(const CudaDriver& driver, CUcontext context,
-                                               CUdevice device,
-                                               std::optional<PrefillKernels> prefill = {});
+                                               CUdevice device, const CudaMoeKernels& wanted = {});
   ~CudaMoe();
   CudaMoe(const CudaMoe&) = delete;
   CudaMoe& operator=(const CudaMoe&) = delete;
@@ -69,6 +75,7 @@ class CudaMoe {
   // Where experts have many assignments, where they have few.
   PrefillKernels prefill() const { return prefill_kernels_[0]; }
   PrefillKernels prefill_of_few() const { return prefill_kernels_[1]; }
+  bool few() const { return wanted_.few; }
 
   static constexpr uint64_t kWorkspaceZeros = 256;
   static uint64_t WorkspaceBytes(const LayerGeometry& geometry, uint32_t tokens, uint32_t top_k);
@@ -78,7 +85,8 @@ class CudaMoe {
   Result<void> Forward(const CudaMoeCall& call, CUstream stream) const;
 
  private:
-  CudaMoe(const CudaDriver& driver, CUcontext context) : driver_(driver), context_(context) {}
+  CudaMoe(const CudaDriver& driver, CUcontext context, const CudaMoeKernels& wanted)
+      : driver_(driver), context_(context), wanted_(wanted) {}
 
   struct Launch {
     CUfunction kernel = nullptr;
@@ -99,9 +107,9 @@ class CudaMoe {
   // All that a multiprocessor has, for its blocks.
   Result<void> GiveAllShared(CUfunction kernel) const;
   Result<void> LoadDecode();
-  // The kernels for many assignments of an expert (0), for few (1): those that are wanted, or the
-  // best. False where this GPU has none of these.
-  Result<bool> LoadPrefill(size_t few, std::optional<PrefillKernels> wanted);
+  // The kernels for many assignments of an expert (0), for few (1). False where this GPU has none
+  // of those that are wanted.
+  Result<bool> LoadPrefill(size_t few);
   // What the blocks get that decode a layer whose wider side is k, one on each multiprocessor.
   struct DecodeShape {
     uint32_t threads = 0;
@@ -121,6 +129,7 @@ class CudaMoe {
 
   const CudaDriver& driver_;
   const CUcontext context_;
+  const CudaMoeKernels wanted_;
   uint32_t multiprocessors_ = 0;
   uint32_t shared_per_block_ = 0;
   uint32_t shared_per_multiprocessor_ = 0;
