@@ -5,8 +5,10 @@
 Of each shape: the rate of a plain bfloat16 product by cuBLAS (torch.mm), and, where they fit the
 GPU, torch's grouped products (torch._grouped_mm) over the same experts in bfloat16, which is what
 dequantized weights cost: routing, both products, the activation and the weighted sum. Times are
-medians of seven, by events on the device; torch runs eagerly, its inputs are on the device. Without
-torch only hotplane's figures are there, and it says so. Ends with 77 where there is no GPU."""
+medians of seven, by events on the device, inputs there. Of torch the best counts: eagerly, as a
+CUDA graph, and with --compile what torch.compile makes of it, as a graph too (it compiles anew for
+each number of tokens, which takes a while). Without torch only hotplane's figures are there, and
+it says so. Ends with 77 where there is no GPU."""
 
 import argparse
 import json
@@ -55,7 +57,9 @@ def grouped(torch, x, ids, weights, w13, w2):
     experts, top_k = w13.shape[0], ids.shape[1]
     flat = ids.flatten()
     order = torch.argsort(flat, stable=True)
-    ends = torch.cumsum(torch.bincount(flat, minlength=experts), 0).to(torch.int32)
+    counts = torch.zeros(experts, dtype=torch.int32, device=x.device).scatter_add_(
+        0, flat, torch.ones_like(flat, dtype=torch.int32))
+    ends = torch.cumsum(counts, 0, dtype=torch.int32)
     tokens = order // top_k
     gate, up = torch._grouped_mm(x[tokens], w13, offs=ends).chunk(2, -1)
     inner = torch.nn.functional.silu(gate) * up
@@ -63,8 +67,21 @@ def grouped(torch, x, ids, weights, w13, w2):
     return torch.zeros_like(x).index_add_(0, tokens, results)
 
 
-def grouped_seconds(torch, shape, tokens_of):
-    """By number of tokens."""
+def graphed(torch, work):
+    """`work` as a CUDA graph, which leaves out what Python and launches cost."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def grouped_seconds(torch, shape, tokens_of, with_compiler):
+    """By number of tokens: seconds by way of running it."""
     experts, hidden, intermediate, top_k = SHAPES[shape]
     options = {"device": "cuda", "dtype": torch.bfloat16}
     w13 = torch.empty(experts, hidden, 2 * intermediate, **options).normal_(std=0.02)
@@ -74,17 +91,29 @@ def grouped_seconds(torch, shape, tokens_of):
         x = torch.randn(tokens, hidden, **options)
         ids = torch.rand(tokens, experts, device="cuda").topk(top_k, dim=1).indices
         weights = torch.full((tokens, top_k), 1 / top_k, **options)
-        seconds[tokens] = median_seconds(
-            torch, lambda: grouped(torch, x, ids, weights, w13, w2))
+
+        def work(of=grouped, x=x, ids=ids, weights=weights):
+            return of(torch, x, ids, weights, w13, w2)
+
+        seconds[tokens] = {"eager": median_seconds(torch, work),
+                           "graph": median_seconds(torch, graphed(torch, work))}
+        if with_compiler:
+            torch.compiler.reset()
+            made = torch.compile(grouped, dynamic=False)
+            try:
+                seconds[tokens]["compiled"] = median_seconds(
+                    torch, graphed(torch, lambda made=made, work=work: work(made)))
+            except RuntimeError as error:
+                print(f"torch.compile, {shape}, {tokens} tokens: {str(error).splitlines()[0]}")
     return seconds
 
 
-def peers(torch, shape, tokens_of):
+def peers(torch, shape, tokens_of, with_compiler):
     """What torch does on this GPU: the rate of a product, the time of the grouped ones."""
     _, hidden, intermediate, _ = SHAPES[shape]
     result = {"product_flops_per_second": product_rate(torch, hidden, intermediate)}
     try:
-        result["grouped_seconds"] = grouped_seconds(torch, shape, tokens_of)
+        result["grouped_seconds"] = grouped_seconds(torch, shape, tokens_of, with_compiler)
     except (RuntimeError, torch.OutOfMemoryError) as error:
         result["grouped_error"] = str(error).splitlines()[0]
     torch.cuda.empty_cache()
@@ -101,16 +130,17 @@ def show(shape, rows, peer):
     if "grouped_error" in peer:
         print(f"  torch._grouped_mm: {peer['grouped_error']}")
     print(f"  {'precision':13} {'tokens':>6} {'us':>9} {'MB':>8} {'of read':>8} {'TFLOP/s':>8} "
-          f"{'of cuBLAS':>9} {'torch us':>9} {'times':>6}")
+          f"{'of cuBLAS':>9} {'torch us':>9} {'times':>6} torch as")
     for row in rows:
         share = row["bytes"] / row["microseconds"] * 1e6 / row["read_bytes_per_second"]
         of_product = f"{row['teraflops'] * 1e12 / product:9.1%}" if product else f"{'':9}"
-        torch_seconds = seconds.get(row["tokens"])
+        ways = seconds.get(row["tokens"], {})
         line = (f"  {row['precision']:13} {row['tokens']:6} {row['microseconds']:9.1f} "
                 f"{row['bytes'] / 1e6:8.1f} {share:8.1%} {row['teraflops']:8.1f} {of_product}")
-        if torch_seconds:
-            line += (f" {torch_seconds * 1e6:9.1f} "
-                     f"{torch_seconds * 1e6 / row['microseconds']:6.2f}")
+        if ways:
+            best = min(ways, key=ways.get)
+            line += (f" {ways[best] * 1e6:9.1f} {ways[best] * 1e6 / row['microseconds']:6.2f}"
+                     f" {best}")
         print(line)
 
 
@@ -120,6 +150,7 @@ def main():
     parser.add_argument("--shape", choices=SHAPES, action="append")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--precision")
+    parser.add_argument("--compile", action="store_true", help="torch.compile is tried, too")
     parser.add_argument("--fp8", action="store_true", help="activations in FP8")
     parser.add_argument("--json", type=result_file, help="file for all figures")
     arguments = parser.parse_args()
@@ -145,7 +176,7 @@ def main():
             print("skipped: no CUDA device")
             return 77
         rows = json.loads(done.stdout)
-        peer = peers(torch, shape, tokens_of) if torch else {}
+        peer = peers(torch, shape, tokens_of, arguments.compile) if torch else {}
         show(shape, rows, peer)
         figures[shape] = {"rows": rows, **peer}
     if arguments.json:
