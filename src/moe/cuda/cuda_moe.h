@@ -2,7 +2,8 @@
 // in device memory. Activations are bfloat16 in and out and between the two products, sums float32;
 // reference.cc derives the bound.
 //   decode (up to 256 assignments)  weights are exact. Activations enter the products as 16-bit
-//     integers with a scale for each 32 of them, at most 1/65024 of the largest is lost.
+//     integers with a scale for each 32 of them, at most 1/65024 of the largest is lost. So few
+//     that each assignment can have thread blocks of its own get them.
 //   prefill (more)                  weights are rounded to bfloat16, which has them all but base
 //     weights of 2^-127 (taken for zero) and those of scale bytes above 252 (infinite).
 //
