@@ -204,8 +204,8 @@ def moe_gpu_rows():
         lines += ["", f"The experts on an {result['machine']['gpu']}, a layer a call, rotating "
                   f"over layers, uniform random routing ({result['date']}, commit "
                   f"{result['commit']}, `{result['command']}`); torch: `torch._grouped_mm` on "
-                  "bfloat16 weights in the same run, the best of eager and as a CUDA graph; all "
-                  "figures: "
+                  "bfloat16 weights in the same run, the best of eager and as a CUDA graph"
+                  f"{compiled_gain(result)}; all figures: "
                   f"[{path.name}]({path.relative_to(ROOT)}).", "",
                   "| shape | precision | tokens | time | of the memory's read rate | TFLOP/s | "
                   "of cuBLAS | times torch |", "|---|---|---|---|---|---|---|---|"]
@@ -215,6 +215,16 @@ def moe_gpu_rows():
                 if row["tokens"] in wanted and row["precision"] != "half-fp4":
                     lines.append(moe_gpu_row(shape, row, figures))
     return lines
+
+
+def compiled_gain(result):
+    """What torch.compile made of the same, where it was tried."""
+    lines = result.get("compiled", {}).get("ds4-flash", {})
+    if not lines:
+        return ""
+    gains = ", ".join(f"{ways['graph'] / ways['compiled']:.2f} times at {tokens}"
+                      for tokens, ways in lines.items())
+    return f" (torch.compile made that faster, {gains} tokens of ds4-flash)"
 
 
 def moe_gpu_row(shape, row, figures):
