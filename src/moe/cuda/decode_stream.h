@@ -157,14 +157,12 @@ class Producer {
     const uint8_t* const second = coarse_ + to_second_;
     const uint32_t strip =
         tier_.Is(kTierQuintals) ? Chunk<kTierQuintals>::kStrip : Chunk<kTierBase>::kStrip;
-    if (16 * lane_ < bytes) {
-      ptx::CopyAsync16(to, coarse_);
-      ptx::CopyAsync16(to + strip, second);
-    }
+    ptx::CopyAsync16If(16 * lane_ < bytes, to, coarse_);
+    ptx::CopyAsync16If(16 * lane_ < bytes, to + strip, second);
     // A strip's codes of a chunk with quintals are 512 bytes.
-    if (!tier_.Is(kTierQuintals) && 16 * lane_ + 512 < bytes) {
-      ptx::CopyAsync16(to + 512, coarse_ + 512);
-      ptx::CopyAsync16(to + strip + 512, second + 512);
+    if (!tier_.Is(kTierQuintals)) {
+      ptx::CopyAsync16If(16 * lane_ + 512 < bytes, to + 512, coarse_ + 512);
+      ptx::CopyAsync16If(16 * lane_ + 512 < bytes, to + strip + 512, second + 512);
     }
     if (tier_.Is(kTierQuintals)) CopyQuintals(to + Chunk<kTierQuintals>::kFine, bytes / 4 * 5);
     // Beyond the end zeros: a scale that is infinite would turn the zeros there into NaN.
@@ -178,9 +176,9 @@ class Producer {
 #pragma unroll
     for (uint32_t first = 0; first < Chunk<kTierQuintals>::kTiles * kTileQuintalBytes;
          first += 512) {
-      if (first + 16 * lane_ >= bytes) break;
-      ptx::CopyAsync16(to + first, fine_ + first);
-      ptx::CopyAsync16(to + kStrip + first, second + first);
+      const bool wanted = first + 16 * lane_ < bytes;
+      ptx::CopyAsync16If(wanted, to + first, fine_ + first);
+      ptx::CopyAsync16If(wanted, to + kStrip + first, second + first);
     }
   }
 

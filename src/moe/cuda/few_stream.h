@@ -104,8 +104,8 @@ class FewProducer {
       const uint8_t* const from = coarse_ + uint64_t{tile_ + OffsetOf(strip)} * C::kTileBytes;
 #pragma unroll
       for (uint32_t at = 0; at < C::kTiles * C::kTileBytes; at += 512) {
-        if (at + 16 * lane_ < tiles * C::kTileBytes)
-          ptx::CopyAsync16(to + strip * C::kStrip + at + 16 * lane_, from + at);
+        ptx::CopyAsync16If(at + 16 * lane_ < tiles * C::kTileBytes,
+                           to + strip * C::kStrip + at + 16 * lane_, from + at);
       }
     }
     if (C::kTier == kTierQuintals) CopyQuintals(to, tiles);
@@ -124,8 +124,8 @@ class FewProducer {
     for (uint32_t first = 0; first < C::kStrips * kPieces; first += 32) {
       const uint32_t piece = first + lane_;
       const uint32_t strip = piece / kPieces, at = piece % kPieces * 16;
-      if (strip < C::kStrips && at < tiles * kTileQuintalBytes)
-        ptx::CopyAsync16(to + strip * C::kStrip + C::kFine + at,
+      ptx::CopyAsync16If(strip < C::kStrips && at < tiles * kTileQuintalBytes,
+                         to + strip * C::kStrip + C::kFine + at,
                          fine_ + uint64_t{tile_ + OffsetOf(strip)} * kTileQuintalBytes + at);
     }
   }

@@ -32,7 +32,7 @@ __device__ __forceinline__ void WaitForAllBlocksOnce(GridBarriers* barriers) {
   }
   __syncthreads();
   if (threadIdx.x == blockDim.x - 1 && atomicAdd(&barriers->arrived[1], 1) == gridDim.x - 1)
-    barriers->arrived[0] = barriers->arrived[1] = 0;
+    barriers->arrived[0] = 0;
 }
 
 }  // namespace hotplane::moe_cuda

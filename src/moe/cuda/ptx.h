@@ -14,6 +14,17 @@ __device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global)
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(shared), "l"(global)
                : "memory");
 }
+// The same if `wanted`, without a branch: around one, copies would take instructions more.
+__device__ __forceinline__ void CopyAsync16If(bool wanted, uint32_t shared, const void* global) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %2, 0;\n"
+      "@wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
+      "}\n" ::"r"(shared),
+      "l"(global), "r"(wanted ? 1u : 0u)
+      : "memory");
+}
 // The same; 16 zeros unless `there`.
 __device__ __forceinline__ void CopyAsync16OrZeros(uint32_t shared, const void* global,
                                                    bool there) {

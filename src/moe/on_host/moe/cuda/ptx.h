@@ -70,6 +70,9 @@ inline void CopyAsync16OrZeros(uint32_t shared, const void* global, bool there) 
 inline void CopyAsync16(uint32_t shared, const void* global) {
   CopyAsync16OrZeros(shared, global, true);
 }
+inline void CopyAsync16If(bool wanted, uint32_t shared, const void* global) {
+  if (wanted) CopyAsync16(shared, global);
+}
 inline void CommitCopies() {
   ThreadOnHost& own = OfThread();
   own.committed.push_back(std::exchange(own.open, {}));
