@@ -242,7 +242,8 @@ Result<void> Planner::CheckMissing() const {
         config_.no_build ? "boot without --no-build and with --checkpoint, or boot fewer --layers"
                          : "--checkpoint CHECKPOINT builds what is missing; or boot fewer "
                            "--layers or --tiers";
-    if (!otherwise_.empty())
+    // Where more is missing, that would be missing then too.
+    if (missing_.empty())
       advice = Text("leave out --delta: {} will do; or {}", OtherNumbers(wanted), advice);
     if (first_damage_ != nullptr && first_damage_->damage) {
       const std::string& own = first_damage_->damage->advice();

@@ -308,6 +308,22 @@ TEST(Plan, RefusesWhatIsMissingByName) {
   }
 }
 
+// What would not help is not advised.
+TEST(Plan, TheOtherEncodingWillDoOnlyWhereNothingElseIsMissing) {
+  const auto advice = [](const std::function<void(Case&)>& arrange) {
+    Case c;
+    c.config.delta_encodings = {Encoding::kDeltaNibble};
+    arrange(c);
+    return c.Refusal().advice();
+  };
+  EXPECT_NE(advice([](Case&) {}).find("leave out --delta"), std::string::npos);
+  for (const Encoding encoding : {Encoding::kBase, Encoding::kDeltaQuintal}) {
+    const std::string told = advice([encoding](Case& c) { c.Absent(1, encoding); });
+    EXPECT_EQ(told.find("leave out"), std::string::npos) << told;
+    EXPECT_NE(told.find("--checkpoint"), std::string::npos) << told;
+  }
+}
+
 TEST(Plan, ADamagedFileIsToldInFull) {
   Case c;
   c.Absent(3, Encoding::kBase);

@@ -19,6 +19,7 @@
 #include "boot/layer_selection.h"
 #include "boot/plan_facts.h"
 #include "boot/source_stamp.h"
+#include "checkpoint/model_config.h"
 #include "engine/report_json.h"
 
 namespace hotplane {
@@ -230,13 +231,15 @@ Result<void> Engine::ComparePresent() {
   const Status& failure = opened.error();
   // One that is read as a checkpoint is another model's; of one that is damaged nothing is known,
   // and nothing is wanted.
-  if (failure.code() == StatusCode::kData && Checkpoint::Open(env_, options_.checkpoint))
-    return opened;
+  if (failure.code() == StatusCode::kData) {
+    const Result<Checkpoint> checkpoint = Checkpoint::Open(env_, options_.checkpoint);
+    if (checkpoint && ParseModelConfig(checkpoint->config_text(), failure.file())) return opened;
+  }
   const bool interrupted =
       failure.code() == StatusCode::kInterrupted || failure.code() == StatusCode::kTerminated;
   if (interrupted) return opened;
-  Warn(Text("the store is complete; {} could not be compared with it: {}{}", options_.checkpoint,
-            failure.what(), failure.file().empty() ? "" : "; file " + failure.file()));
+  Warn(Text("the store is complete; {} could not be compared with it: {}", options_.checkpoint,
+            failure.ToLine()));
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <optional>
 
 #include "base/format_text.h"
 #include "base/log.h"
@@ -14,6 +15,7 @@
 #include "base/worker_pool.h"
 #include "boot/plan.h"
 #include "quant/quantize.h"
+#include "store/replaceable.h"
 #include "store/store.h"
 
 namespace hotplane {
@@ -147,15 +149,18 @@ Result<void> CheckNoModelThere(Env& env, const std::string& directory) {
           .Advice("give another folder; nothing was written");
   const Result<Store> store = Store::Open(env, directory);
   if (!store) {
-    const bool lost_manifest =
-        store.error().code() == StatusCode::kData && store.error().file() != directory;
-    if (!lost_manifest) return {};  // nothing, or what the making of a generation refuses
+    const StatusCode code = store.error().code();
+    // What the making of a generation refuses itself.
+    if (code == StatusCode::kUsage) return {};
+    if (code != StatusCode::kData) return Fail(store.error());
+    if (store.error().file() == directory) return {};  // nothing is here
     return Fail(std::move(refusal).Found(store.error().what() + ": " + store.error().file()));
   }
   HP_ASSIGN(const std::vector<Store::Entry> entries, store->FindGenerations(""));
   for (const Store::Entry& entry : entries) {
     const auto opened = store->OpenGeneration(ToHex(entry.id), {.read_only = true});
     if (opened && opened->manifest().scheme == kSyntheticScheme) continue;
+    if (!opened && opened.error().code() != StatusCode::kData) return Fail(opened.error());
     return Fail(std::move(refusal).Found(
         Text("generation {}, {}", ToHex(entry.id),
              opened ? entry.model : std::string("whose manifest cannot be read"))));
@@ -165,26 +170,58 @@ Result<void> CheckNoModelThere(Env& env, const std::string& directory) {
   return Fail(std::move(refusal).Found("layer files without their manifest: " + lost.front()));
 }
 
-// A file that may well be right is not replaced.
-Result<bool> IsMissing(const Generation& generation, uint32_t layer, Encoding encoding) {
-  const TierProbe probe = generation.Probe(layer, encoding);
-  const std::string file = Text("layer {} ({})", layer, EncodingName(encoding));
-  if (probe.presence == Presence::kUnreadable) return Fail(UnreadableFile(*probe.reason, file));
-  if (probe.presence == Presence::kDamaged)
-    Log(LogLevel::kWarning, "{} is damaged and is made again: {}", file, probe.reason->what());
-  return probe.presence != Presence::kPresent;
+std::string LayerText(uint32_t layer, Encoding encoding) {
+  return Text("layer {} ({})", layer, EncodingName(encoding));
 }
 
-Result<void> CheckSpace(Env& env, const Generation& generation, const SynthStoreOptions& options) {
+// Of a file that is there already or may be made: one that may well be right is not replaced, nor
+// is one that no build replaces.
+Result<TierProbe> ProbeFile(const Generation& generation, uint32_t layer, Encoding encoding) {
+  TierProbe probe = generation.Probe(layer, encoding);
+  if (probe.presence == Presence::kUnreadable)
+    return Fail(UnreadableFile(*probe.reason, LayerText(layer, encoding)));
+  if (probe.presence == Presence::kDamaged)
+    HP_TRY(CheckReplaceable(generation.env(), generation.LayerPath(layer, encoding), layer));
+  return probe;
+}
+
+// The bytes of the files that are to be made.
+Result<uint64_t> BytesMissing(Env& env, const std::string& directory, const Manifest& manifest,
+                              const SynthStoreOptions& options) {
+  const std::string name = ToHex(GenerationOf(manifest.identity));
+  std::optional<Generation> there;
+  const Result<Store> store = Store::Open(env, directory);
+  if (store) {
+    HP_ASSIGN(const std::vector<Store::Entry> found, store->FindGenerations(name));
+    if (!found.empty()) {
+      HP_ASSIGN(there, store->OpenGeneration(name, {.read_only = true}));
+    }
+  }
   uint64_t bytes = 0;
   for (uint32_t l = 0; l < options.layers; ++l)
-    for (const Encoding encoding : options.encodings)
-      if (generation.Probe(l, encoding).presence != Presence::kPresent)
+    for (const Encoding encoding : options.encodings) {
+      TierProbe probe;
+      if (there) {
+        HP_ASSIGN(probe, ProbeFile(*there, l, encoding));
+      }
+      if (probe.presence != Presence::kPresent)
         bytes += PlanLayerLayout(encoding, options.geometry).file_bytes;
-  HP_ASSIGN(const uint64_t free_bytes, env.FreeBytes(generation.directory()));
+    }
+  return bytes;
+}
+
+// Before anything is written: of a folder that is not there yet the disk that it would be on.
+Result<void> CheckSpace(Env& env, const std::string& directory, uint64_t bytes) {
+  std::string place = directory;
+  for (;; place = ParentPath(place)) {
+    HP_ASSIGN(const FileStat stat, env.Stat(place));
+    if (stat.type == FileType::kDirectory) break;
+    if (stat.type != FileType::kInvalid) return {};  // no folder can be made: that is told later
+  }
+  HP_ASSIGN(const uint64_t free_bytes, env.FreeBytes(place));
   if (bytes <= free_bytes) return {};
   return Fail(Status::Capacity("the synthetic store does not fit on the disk")
-                  .File(generation.directory())
+                  .File(directory)
                   .Expected(Text("{} free", FormatBytes(bytes)))
                   .Found(Text("{} free", FormatBytes(free_bytes)))
                   .Advice("fewer --layers, or another directory"));
@@ -221,9 +258,11 @@ Result<SynthReport> SynthStore(Env& env, const std::string& directory,
   const auto start = std::chrono::steady_clock::now();
   const LockWaiting waiting{options.cancel, options.stall_seconds, options.progress};
   HP_TRY(CheckNoModelThere(env, directory));
+  const Manifest manifest = SynthManifest(options);
+  HP_ASSIGN(const uint64_t bytes_missing, BytesMissing(env, directory, manifest, options));
+  HP_TRY(CheckSpace(env, directory, bytes_missing));
   HP_ASSIGN(const Generation generation,
-            Store::OpenOrCreateGeneration(env, directory, SynthManifest(options), waiting));
-  HP_TRY(CheckSpace(env, generation, options));
+            Store::OpenOrCreateGeneration(env, directory, manifest, waiting));
   HP_ASSIGN(const Kernels* const kernels, SelectKernels(std::nullopt));
   WorkerPool pool(options.worker_count);
   std::vector<RandomExpert> experts(pool.worker_count(), RandomExpert(options.geometry, *kernels));
@@ -238,8 +277,11 @@ Result<SynthReport> SynthStore(Env& env, const std::string& directory,
     HP_ASSIGN(const auto lock, generation.LockLayer(l, LockWait::kBlock, waiting));
     std::vector<std::unique_ptr<LayerFileWriter>> writers;
     for (const Encoding encoding : options.encodings) {
-      HP_ASSIGN(const bool missing, IsMissing(generation, l, encoding));
-      if (!missing) continue;
+      HP_ASSIGN(const TierProbe probe, ProbeFile(generation, l, encoding));
+      if (probe.presence == Presence::kPresent) continue;
+      if (probe.presence == Presence::kDamaged)
+        Log(LogLevel::kWarning, "{} is damaged and is made again: {}", LayerText(l, encoding),
+            probe.reason->what());
       HP_ASSIGN(std::unique_ptr<LayerFileWriter> writer, generation.CreateLayer(l, encoding));
       writers.push_back(std::move(writer));
     }

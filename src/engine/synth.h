@@ -36,7 +36,9 @@ struct SynthReport {
 
 // Packs random MXFP4 experts, so the planes, both tiers and all checksums are what a build would
 // write. Layer files that are there already are kept. Before anything is written: kUsage where the
-// folder holds a generation that this has not made, kCapacity when they do not fit on the disk.
+// folder holds a generation that this has not made, kCapacity when they do not fit on the disk,
+// kData for a directory or another release's file in a layer's place, kSystem where what is there
+// cannot be read.
 Result<SynthReport> SynthStore(Env& env, const std::string& directory,
                                const SynthStoreOptions& options);
 

@@ -5,6 +5,7 @@
 #include "base/format_text.h"
 #include "base/log.h"
 #include "base/number_text.h"
+#include "io/output_place.h"
 #include "store/generation_state.h"
 #include "store/locks.h"
 #include "store/paths.h"
@@ -164,6 +165,10 @@ Result<std::unique_ptr<FileLock>> Generation::State::Lock(const std::string& nam
   if (!lock) {
     Status status = std::move(lock.error());
     if (!LockingRefused(status)) return Fail(std::move(status));
+    const std::string permission = PermissionAdvice(status.error_number());
+    if (!permission.empty())
+      return Fail(
+          std::move(status).Advice(permission).Because(Text("cannot lock {} for building", name)));
     return Fail(std::move(status)
                     .Advice("where the file system has no locks, --no-lock builds without them; "
                             "then run one build at a time")

@@ -1,8 +1,11 @@
 // An error or a power cut at every single operation: nothing, or a whole file.
 #include <gtest/gtest.h>
 
+#include <cerrno>
+
 #include "io/fault_env.h"
 #include "io/mem_env.h"
+#include "io/output_place.h"
 #include "store/paths.h"
 #include "store/store.h"
 #include "store/store_samples.h"
@@ -174,6 +177,24 @@ TEST(StoreFaults, WhereLocksAreRefusedBuildersAreToldWhatToDo) {
   EXPECT_NE(lock.error().advice().find("--no-lock"), std::string::npos);
   memory.SetFile(JoinPath(generation.directory(), ".tmp-layer-0000.base-1-2"), {});
   EXPECT_EQ(Store::CollectGarbage(env, "/store", "", false)->kept_in_use.size(), 1u);
+}
+
+// Locks that this user may not take are no reason to do without.
+TEST(StoreFaults, WhereALockFileIsClosedBuildersAreToldOfItsPermissions) {
+  for (const int error : {EACCES, EPERM, EROFS}) {
+    MemEnv memory;
+    FaultEnv env(memory);
+    env.Add(Fault{.action = FaultAction::kError,
+                  .count = Fault::kForever,
+                  .kind = OperationKind::kLock,
+                  .error = error});
+    const Generation generation =
+        Store::OpenOrCreateGeneration(env, "/store", SampleManifest()).value();
+    const auto lock = generation.LockLayer(0, LockWait::kBlock);
+    ASSERT_FALSE(lock.has_value());
+    EXPECT_EQ(lock.error().advice(), PermissionAdvice(error));
+    EXPECT_NE(lock.error().what().find("layer-0000"), std::string::npos);
+  }
 }
 
 }  // namespace

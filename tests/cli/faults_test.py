@@ -417,6 +417,29 @@ class BadStore(unittest.TestCase):
             done = command.run("boot", store, "--checkpoint", model)
             self.assertIn(done.returncode, (2, 3), done.stderr)
 
+    def test_nor_does_a_config_that_is_damaged(self):
+        config = os.path.join(self.model, "config.json")
+        # Of shards that have not changed the config is not looked at.
+        os.utime(os.path.join(self.model, "model-00001-of-00001.safetensors"))
+        for text in ("{", "", "[]", '{"num_experts_per_tok": -1}'):
+            with open(config, "w", encoding="utf-8") as file:
+                file.write(text)
+            done = command.must("boot", self.store, "--checkpoint", self.model)
+            self.assertEqual(done.stderr.count("warning: "), 1, (text, done.stderr))
+            self.assertIn("could not be compared with it: ", done.stderr)
+            self.assertIn(f"; file {config}", done.stderr)
+        # All that is known is told.
+        os.remove(config)
+        os.symlink(config, config)
+        done = command.must("boot", self.store, "--checkpoint", self.model)
+        self.assertIn(f"; file {config}; expected a file", done.stderr)
+        # Another model's is an error as ever, with a config or without.
+        os.remove(config)
+        other = command.write_checkpoint(os.path.join(self.root, "other"),
+                                         command.bf16_tensors(layers=2, experts=3))
+        done = command.run("boot", self.store, "--checkpoint", other)
+        self.assertEqual(done.returncode, 3, done.stderr)
+
     def test_a_damaged_layer_is_built_again_alone(self):
         command.flip(self.base, 100)
         before = {f: os.stat(f).st_mtime_ns for f in command.files_below(self.store)}

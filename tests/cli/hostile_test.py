@@ -457,6 +457,21 @@ class Places(Hostile):
             os.chmod(path, 0o666)
         self.assertEqual(self.snapshot(), before)
 
+    def test_synth_writes_beside_nothing_that_it_cannot_read(self):
+        if os.getuid() != 0:
+            self.skipTest("only root can become another user")
+        os.chmod(self.store, 0o777)
+        for closed, mode in ((self.generation, 0o700), (self.layer("manifest"), 0)):
+            was = os.stat(closed).st_mode & 0o777
+            os.chmod(closed, mode)
+            done = subprocess.run([command.HOTPLANE, "synth", self.store, "--geometry",
+                                   "4,128,64", "--layers", "1"], capture_output=True, text=True,
+                                  user=65534, group=65534, extra_groups=[], check=False)
+            os.chmod(closed, was)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("ermission denied", done.stderr)
+            self.assertEqual(os.listdir(self.store), [os.path.basename(self.generation)])
+
     def test_no_proof_without_source_records(self):
         os.remove(self.layer("layer-0001.source"))
         done = command.run("verify", self.store, "--source", self.model)
