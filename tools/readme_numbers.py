@@ -222,9 +222,9 @@ def compiled_gain(result):
     lines = result.get("compiled", {}).get("ds4-flash", {})
     if not lines:
         return ""
-    gains = ", ".join(f"{ways['graph'] / ways['compiled']:.2f} times at {tokens}"
+    gains = ", ".join(f"{ways['graph'] / ways['compiled']:.2f} times as fast at {tokens}"
                       for tokens, ways in lines.items())
-    return f" (torch.compile made that faster, {gains} tokens of ds4-flash)"
+    return f" (with torch.compile, in a run of its own, {gains} tokens of ds4-flash)"
 
 
 def moe_gpu_row(shape, row, figures):

@@ -530,8 +530,9 @@ HOTPLANE_API hotplane_code hotplane_moe_forward(hotplane_engine* engine, const h
 
 /* The same on arrays in the memory of the CUDA device that the layer lives on, enqueued on the
  * caller's stream: nothing waits, and it can be captured in a CUDA graph. Arrays are contiguous,
- * row-major, 16-byte aligned; none overlaps y. Products are of bfloat16 activations and exact
- * weights, summed in float32; the same call gives the same bits every time (docs/operator.md). */
+ * row-major, 16-byte aligned (ids and weights 4-byte); none overlaps y. Products are of bfloat16
+ * activations and exact weights, summed in float32; the same call gives the same bits every time
+ * (docs/operator.md). */
 typedef struct hotplane_device_moe {
   size_t struct_bytes;
   uint32_t layer;         /* ordinal; published by the boot, on a CUDA device */
@@ -573,7 +574,7 @@ HOTPLANE_API void hotplane_device_moe_init(hotplane_device_moe* call);
 HOTPLANE_API hotplane_code hotplane_stream_wait_layer(hotplane_engine* engine, uint32_t layer,
                                                       void* stream);
 
-/* What a call of so many tokens needs, at least; fewer need less. The first one of a layer also
+/* What a call of so many tokens needs, at least; fewer need no more. The first one of a layer also
  * makes it ready, allocates and waits: before any capture, and better before any stream waits for a
  * layer. Of a boot that runs also for layers that it has not published yet. HOTPLANE_USAGE for a
  * layer that the boot does not publish, or on the host. */

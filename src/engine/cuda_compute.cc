@@ -124,13 +124,30 @@ Result<void> Told(const Refusal& refusal, uint32_t layer, uint32_t top_k) {
 }
 
 // A layer's slots as calls on the device read them.
+// The FP4 that a slot has.
+uint8_t FromOf(const ExpertSlot& slot) {
+  return slot.fp_quintals != 0 ? moe_cuda::kFromQuintals : moe_cuda::kFromNibbles;
+}
+
 struct Table {
   bool prepared = false;
   bool published = false;         // the device knows the parts; before it refuses every expert
   uint64_t offset = 0;            // in memory of the device
   std::vector<ExpertSlot> slots;  // as they are there
   std::map<uint32_t, DeviceBytes> fp4;  // by expert
+  uint8_t fp4_from = 0;                 // what it is there, moe_cuda::Froms
 };
+
+// What a call is computed from. A graph that captures it may be replayed when more records are
+// there: those of a layer are all of one encoding.
+uint8_t TiersOf(const DeviceMoeRequest& request, const Table& table) {
+  if (request.precisions == nullptr && request.precision == DevicePrecision::kBase)
+    return moe_cuda::kFromBase;
+  if (request.precisions != nullptr || table.fp4_from == 0) return moe_cuda::kFromAnything;
+  return request.precision == DevicePrecision::kFp4
+             ? table.fp4_from
+             : static_cast<uint8_t>(table.fp4_from | moe_cuda::kFromBase);
+}
 
 class CudaCompute final : public DeviceCompute {
  public:
@@ -160,6 +177,8 @@ class CudaCompute final : public DeviceCompute {
   // What a call on host arrays has in device memory.
   struct Inputs {
     uint64_t slots, wanted, refusal, x, ids, weights, y, workspace;
+    uint8_t wanted_of_all = 0;  // 0: as `wanted` says
+    uint8_t tiers = 0;
   };
 
   Result<void> Upload(std::byte* to, const void* from, uint64_t bytes) const;
@@ -170,6 +189,9 @@ class CudaCompute final : public DeviceCompute {
   // be given back. A wait that fails does not say that nothing is: once more.
   Result<void> Settle(Result<void> done) const;
   Result<void> Run(const MoeCall& call, std::span<const HostFp4> fp4);
+  // What the experts that are chosen have in common.
+  static void Narrow(const MoeCall& call, std::span<const ExpertSlot> slots,
+                     std::span<const uint8_t> wanted, Inputs* at);
   Result<void> UploadFp4(const HostFp4& record, DeviceBytes* memory, ExpertSlot* slot) const;
   Result<void> RunPiece(const MoeCall& call, size_t first, size_t count, const Inputs& at);
   Result<void> Reserve(uint64_t bytes);
@@ -265,6 +287,21 @@ Result<void> CudaCompute::UploadFp4(const HostFp4& record, DeviceBytes* memory,
   return {};
 }
 
+void CudaCompute::Narrow(const MoeCall& call, std::span<const ExpertSlot> slots,
+                         std::span<const uint8_t> wanted, Inputs* at) {
+  uint8_t all = 0;  // as bits
+  for (size_t i = 0; i < call.token_count * call.top_k; ++i) {
+    const auto e = static_cast<size_t>(call.ids[i]);
+    all |= static_cast<uint8_t>(1u << wanted[e]);
+    const uint8_t from =
+        wanted[e] == moe_cuda::kWantBase ? uint8_t{moe_cuda::kFromBase} : FromOf(slots[e]);
+    at->tiers = static_cast<uint8_t>(at->tiers | from);
+  }
+  if (at->tiers == 0) at->tiers = moe_cuda::kFromAnything;
+  for (const uint8_t one : {moe_cuda::kWantBase, moe_cuda::kWantFp4})
+    if (all == 1u << one) at->wanted_of_all = one;
+}
+
 Result<void> CudaCompute::Run(const MoeCall& call, std::span<const HostFp4> fp4) {
   const size_t experts = call.experts.size();
   std::vector<ExpertSlot> slots(experts);
@@ -275,7 +312,9 @@ Result<void> CudaCompute::Run(const MoeCall& call, std::span<const HostFp4> fp4)
         call.experts[e].precision == Precision::kFp4 ? moe_cuda::kWantFp4 : moe_cuda::kWantBase;
   }
   const auto top_k = static_cast<uint32_t>(call.top_k);
-  const uint64_t token_bytes = CudaMoe::WorkspaceBytes(call.geometry, 1, top_k);
+  // Of one of many: few take more.
+  constexpr uint32_t kMany = 4096;
+  const uint64_t token_bytes = CudaMoe::WorkspaceBytes(call.geometry, kMany, top_k) / kMany;
   const auto piece = static_cast<uint32_t>(
       std::clamp<uint64_t>(kPieceWorkspaceBytes / token_bytes, 1, call.token_count));
   Places places;
@@ -293,6 +332,7 @@ Result<void> CudaCompute::Run(const MoeCall& call, std::span<const HostFp4> fp4)
   return Settle([&]() -> Result<void> {
     for (size_t i = 0; i < fp4.size(); ++i)
       HP_TRY(UploadFp4(fp4[i], &copies[i], &slots[fp4[i].expert]));
+    Narrow(call, slots, wanted, &at);
     HP_TRY(Upload(scratch_.data() + at.slots, slots.data(), experts * sizeof(ExpertSlot)));
     HP_TRY(Upload(scratch_.data() + at.wanted, wanted.data(), experts));
     for (size_t first = 0; first < call.token_count; first += piece)
@@ -325,7 +365,9 @@ Result<void> CudaCompute::RunPiece(const MoeCall& call, size_t first, size_t cou
     on_device.token_count = static_cast<uint32_t>(count);
     on_device.top_k = static_cast<uint32_t>(call.top_k);
     on_device.slots = reinterpret_cast<const ExpertSlot*>(memory + at.slots);
-    on_device.wanted = Bytes(memory + at.wanted);
+    on_device.wanted = at.wanted_of_all == 0 ? Bytes(memory + at.wanted) : nullptr;
+    on_device.wanted_of_all = at.wanted_of_all;
+    on_device.tiers = at.tiers;
     on_device.x = reinterpret_cast<const uint16_t*>(memory + at.x);
     on_device.ids = reinterpret_cast<const int32_t*>(memory + at.ids);
     on_device.weights = Floats(memory + at.weights);
@@ -374,6 +416,7 @@ Result<void> CudaCompute::Enqueue(const BootedLayer& layer, uint32_t expert_coun
       return Fail(Status::Usage(Text("layer {} is not prepared", layer.ordinal))
                       .Advice("ask for the bytes of its workspace first"));
     call.slots = reinterpret_cast<const ExpertSlot*>(slots_.data() + table.offset);
+    call.tiers = TiersOf(request, table);
   }
   call.geometry = layer.geometry;
   call.geometry.experts = expert_count;
@@ -425,6 +468,7 @@ Result<void> CudaCompute::LoadFp4(uint32_t layer, const HostFp4& record) {
   HP_TRY(Settle(
       Upload(slots_.data() + table.offset + record.expert * sizeof slot, &slot, sizeof slot)));
   table.slots[record.expert] = slot;
+  table.fp4_from = static_cast<uint8_t>(table.fp4_from | FromOf(slot));
   table.fp4.emplace(record.expert, std::move(memory));
   return {};
 }

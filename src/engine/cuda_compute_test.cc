@@ -7,11 +7,13 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <numeric>
 #include <random>
 
 #include "base/units.h"
 #include "checkpoint/synth_checkpoint.h"
+#include "device/fake/fake_cuda.h"
 #include "engine/engine.h"
 #include "engine/synth.h"
 #include "io/test_directory.h"
@@ -241,6 +243,41 @@ TEST_F(CudaComputeTest, ComputesOnArraysOfTheDeviceOnTheCallersStream) {
   request.precisions = kMixed;
   ExpectReference(request, Run(Place(1, kMixed)));
   EXPECT_TRUE(engine_->TakeMoeRefusal(1));
+}
+
+TEST_F(CudaComputeTest, KernelsThatKnowTheTierComputeWhatIsOfOne) {
+  auto* const launches = reinterpret_cast<decltype(&fake_cuda_calls)>(
+      dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_cuda_calls"));
+  if (launches == nullptr) GTEST_SKIP() << "a GPU does not tell which kernels were launched";
+  // Too many for blocks of their own.
+  constexpr size_t kMany = 60;
+  for (std::vector<float>* floats : {&x_, &y_}) floats->resize(kMany * kHidden, 0.25f);
+  weights_.resize(kMany * kTopK, 0.5f);
+  ids_.resize(kMany * kTopK, 3);
+  const auto expect_launch = [&](const char* kernel, const std::function<void()>& call) {
+    const uint64_t before = launches(kernel);
+    call();
+    EXPECT_EQ(launches(kernel), before + 1) << kernel;
+  };
+  for (const Encoding encoding : {Encoding::kDeltaQuintal, Encoding::kDeltaNibble}) {
+    const char* const of_fp4 = encoding == Encoding::kDeltaQuintal ? "hotplane_moe_decode_quintals"
+                                                                   : "hotplane_moe_decode_nibbles";
+    ASSERT_NO_FATAL_FAILURE(Make({Encoding::kBase, encoding}));
+    MoeRequest request = Request(1);
+    request.token_count = kMany;
+    expect_launch("hotplane_moe_decode_base", [&] { ExpectComputes(request); });
+    expect_launch("hotplane_moe_decode_base", [&] { Run(Place(1)); });
+    request.precision = Precision::kFp4;
+    expect_launch(of_fp4, [&] { ExpectComputes(request); });
+    std::vector<uint32_t> all(kExperts);
+    std::iota(all.begin(), all.end(), 0);
+    ASSERT_TRUE(engine_->LoadFp4OnDevice(1, all));
+    OnDevice call = Place(1);
+    call.request.precision = DevicePrecision::kFp4;
+    expect_launch(of_fp4, [&] { ExpectReference(request, Run(call)); });
+    call.request.precision = DevicePrecision::kFp4OrBase;
+    expect_launch("hotplane_moe_decode", [&] { ExpectReference(request, Run(call)); });
+  }
 }
 
 TEST_F(CudaComputeTest, Fp4ThatIsNotOnTheDeviceFallsBackOrIsTold) {

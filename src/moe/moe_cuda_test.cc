@@ -103,6 +103,13 @@ class MoeOnGpu : public testing::Test {
   std::vector<std::unique_ptr<CudaMoe>> prefills_;  // that there are for this GPU
 };
 
+// Rows of `token` are NaN and no others are.
+void ExpectNanOnly(const std::vector<uint16_t>& y, size_t width,
+                   const std::function<bool(size_t token)>& of, const std::string& what) {
+  for (size_t i = 0; i < y.size(); ++i)
+    ASSERT_EQ(std::isnan(FromBf16(y[i])), of(i / width)) << what << ", element " << i;
+}
+
 TEST_F(MoeOnGpu, EveryCaseIsWithinTheBoundOfFloat64) {
   for (const Case& c : kCases) {
     const DeviceProblem problem(*gpu_, c, 7);
@@ -196,8 +203,8 @@ TEST_F(MoeOnGpu, OneTierForAllExpertsGivesWhatEachTierGives) {
   }
 }
 
-// One group of 32 rows to a block, two, and so on; those of a block that begin in the middle of a
-// tile, and the last block's, which may be fewer.
+// One group of 32 rows to a block, two, and so on (on the fake driver, which has a few blocks),
+// those of a block that begin in the middle of a tile, and the last block's, which may be fewer.
 TEST_F(MoeOnGpu, EveryNumberOfGroupsOfABlock) {
   for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals, Mix::kMixed}) {
     for (uint32_t intermediate = 64; intermediate <= 9 * 64; intermediate += 64) {
@@ -210,6 +217,103 @@ TEST_F(MoeOnGpu, EveryNumberOfGroupsOfABlock) {
   // On a GPU of 132 multiprocessors two blocks of five groups to an assignment.
   const Case many = {"", 7, 64, 320, 11, 6, kSilu, false, Mix::kMixed};
   ExpectWithinTheBound(DeviceProblem(*gpu_, many, 1), "66 assignments");
+}
+
+// What the fake driver can be asked, null on a GPU.
+template <typename Function>
+Function* OfFake(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
+}
+
+TEST_F(MoeOnGpu, KernelsAreTakenByWhatTheCallSays) {
+  auto* const launches = OfFake<decltype(fake_cuda_calls)>("fake_cuda_calls");
+  if (launches == nullptr) GTEST_SKIP() << "a GPU does not tell which kernels were launched";
+  using moe_cuda::kFromAnything, moe_cuda::kFromBase, moe_cuda::kFromNibbles;
+  using moe_cuda::kFromQuintals, moe_cuda::kWantBase, moe_cuda::kWantFp4;
+  struct {
+    Mix mix;
+    uint8_t wanted, tiers;
+    size_t tokens;
+    bool fp8, few;
+    const char* kernel;
+  } const calls[] = {
+      {Mix::kBase, kWantBase, kFromAnything, 1, false, true, "hotplane_moe_decode_few"},
+      {Mix::kQuintals, kWantFp4, kFromAnything, 1, false, true, "hotplane_moe_decode_few"},
+      {Mix::kBase, kWantBase, kFromAnything, 1, false, false, "hotplane_moe_decode_base"},
+      {Mix::kBase, kWantBase, kFromAnything, 100, false, true, "hotplane_moe_decode_base"},
+      {Mix::kNibbles, kWantFp4, kFromNibbles, 100, false, true, "hotplane_moe_decode_nibbles"},
+      {Mix::kQuintals, kWantFp4, kFromQuintals, 100, false, true, "hotplane_moe_decode_quintals"},
+      {Mix::kQuintals, kWantFp4, kFromAnything, 100, false, true, "hotplane_moe_decode"},
+      {Mix::kBase, kWantBase, kFromBase, 1, true, true, "hotplane_moe_decode_fp8"},
+      {Mix::kNibbles, kWantFp4, kFromNibbles, 200, false, true, "hotplane_moe_prefill_mma_nibbles"},
+  };
+  for (const auto& call : calls) {
+    const Case c = {"", 4, 64, 64, call.tokens, 2, kSilu, false, call.mix};
+    DeviceProblem problem(*gpu_, c, 1);
+    problem.call.wanted = nullptr;
+    problem.call.wanted_of_all = call.wanted;
+    problem.call.tiers = call.tiers;
+    problem.call.fp8 = call.fp8;
+    const CudaMoe& moe = call.tokens == 200 ? *prefills_.back() : call.few ? *moe_ : *shared_;
+    const uint64_t before = launches(call.kernel);
+    Run(moe, problem);
+    EXPECT_GT(launches(call.kernel), before) << call.kernel << ", " << call.tokens << " tokens";
+  }
+}
+
+// What kernels are not told of is no garbage, and not read with the steps of something else.
+TEST_F(MoeOnGpu, WhatIsLeftOutOfTheTiersIsRefused) {
+  for (const size_t tokens : {1, 100, 200}) {
+    const Case c = {"", 4, 128, 64, tokens, 2, kSilu, false, Mix::kQuintals};
+    DeviceProblem problem(*gpu_, c, 1);
+    problem.call.wanted = nullptr;
+    problem.call.wanted_of_all = moe_cuda::kWantFp4;
+    problem.call.tiers = moe_cuda::kFromNibbles;
+    WithAllKernels(problem, [&](const CudaMoe& moe, const char* name) {
+      ExpectNanOnly(
+          Run(moe, problem), 128, [](size_t) { return true; },
+          std::to_string(tokens) + " tokens, " + name);
+      EXPECT_EQ(problem.refusal.Download<Refusal>()[0].kind, moe_cuda::kRefusedExpert) << name;
+    });
+  }
+}
+
+TEST_F(MoeOnGpu, ATokenThatNamesAnExpertTwice) {
+  for (const Mix mix : {Mix::kBase, Mix::kNibbles, Mix::kQuintals}) {
+    for (const size_t top_k : {2, 3, 5, 7}) {
+      const Case c = {"", 4, 192, 64, 1, top_k, kSilu, false, mix, Ids::kRepeated};
+      DeviceProblem problem(*gpu_, c, 4);
+      problem.call.wanted = nullptr;
+      problem.call.wanted_of_all = mix == Mix::kBase ? moe_cuda::kWantBase : moe_cuda::kWantFp4;
+      problem.call.tiers = mix == Mix::kBase      ? moe_cuda::kFromBase
+                           : mix == Mix::kNibbles ? moe_cuda::kFromNibbles
+                                                  : moe_cuda::kFromQuintals;
+      ExpectWithinTheBound(
+          problem, std::to_string(top_k) + " of mix " + std::to_string(static_cast<int>(mix)));
+    }
+  }
+}
+
+// Fewer multiprocessors, more, and 100 KiB of shared memory, which are blocks of eight warps.
+TEST_F(MoeOnGpu, OtherGpus) {
+  auto* const become = OfFake<decltype(fake_cuda_gpu)>("fake_cuda_gpu");
+  if (become == nullptr) GTEST_SKIP() << "this GPU has what it has";
+  constexpr struct {
+    int multiprocessors, shared_bytes;
+  } kGpus[] = {{40, 100 << 10}, {84, 100 << 10}, {108, 164 << 10}, {200, 228 << 10}};
+  for (const auto& gpu : kGpus) {
+    become(gpu.multiprocessors, gpu.shared_bytes);
+    moe_ = Load({});
+    shared_ = Load({.prefill = {}, .few = false});
+    ASSERT_NE(moe_, nullptr);
+    for (const size_t tokens : {1, 5, 40}) {
+      const Case c = {"", 5, 192, 320, tokens, 3, kGptOss, true, Mix::kMixed};
+      ExpectWithinTheBound(DeviceProblem(*gpu_, c, 2), std::to_string(gpu.multiprocessors) +
+                                                           " multiprocessors, " +
+                                                           std::to_string(tokens) + " tokens");
+    }
+  }
+  become(132, 228 << 10);
 }
 
 // Kernels that count otherwise leave the counts as they found them.
@@ -361,13 +465,6 @@ TEST_F(MoeOnGpu, AGraphGivesWhatTheCallGives) {
   }
 }
 
-// Rows of `token` are NaN and no others are.
-void ExpectNanOnly(const std::vector<uint16_t>& y, size_t width,
-                   const std::function<bool(size_t token)>& of, const std::string& what) {
-  for (size_t i = 0; i < y.size(); ++i)
-    ASSERT_EQ(std::isnan(FromBf16(y[i])), of(i / width)) << what << ", element " << i;
-}
-
 TEST_F(MoeOnGpu, WhatIsMissingIsToldAndNotANumber) {
   DeviceProblem problem(*gpu_, CaseNamed("one token at FP4"), 2);
   const auto chosen = static_cast<size_t>(problem.host.ids[0]);
@@ -516,6 +613,9 @@ TEST_F(MoeOnGpu, CallsThatCannotBeAreRefusedBeforeAnythingRuns) {
   refused([](CudaMoeCall& c) { c.geometry.hidden = 96; }, "multiples of 64");
   refused([](CudaMoeCall& c) { c.token_count = 1u << 25; }, "too many tokens");
   refused([](CudaMoeCall& c) { c.top_k = 257; }, "");
+  refused([](CudaMoeCall& c) { c.ids = reinterpret_cast<const int32_t*>(7); }, "ids at a multiple");
+  refused([](CudaMoeCall& c) { c.weights = reinterpret_cast<const float*>(6); },
+          "weights at a multiple");
   refused([](CudaMoeCall& c) { c.tiers = 0; }, "something to compute them from");
   EXPECT_EQ(gpu_->Wait(), CUDA_SUCCESS);
 }

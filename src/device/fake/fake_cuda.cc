@@ -52,6 +52,7 @@ struct Fake {
   int64_t live = 0;
   std::vector<CUstream_st*> streams;  // also those that were destroyed
   uint64_t memory_bytes = uint64_t{1} << 34;
+  int multiprocessors = 132, shared_bytes = 233472;  // an H200's
   uint64_t allocated_bytes = 0;
   std::map<CUmemGenericAllocationHandle, uint64_t> handles;  // bytes
   std::map<CUdeviceptr, std::pair<uint64_t, CUmemGenericAllocationHandle>> mapped;
@@ -192,13 +193,17 @@ CUresult DeviceGetName(char* name, int bytes, CUdevice) {
   std::strncpy(name, "fake GPU", static_cast<size_t>(bytes));
   return CUDA_SUCCESS;
 }
-// Those of an H200, as far as anybody asks; yes to what is asked for by yes or no.
+// As far as anybody asks; yes to what is asked for by yes or no.
 CUresult DeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
   FAKE_ENTER("cuDeviceGetAttribute");
   switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 233472; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = State().multiprocessors; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+      *value = State().shared_bytes - 1024;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+      *value = State().shared_bytes;
+      break;
     default: *value = 1;
   }
   return CUDA_SUCCESS;
@@ -592,6 +597,7 @@ CUresult FuncSetAttribute(CUfunction, CUfunction_attribute, int) {
 CUresult LaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,
                         void**) {
   FAKE_ENTER("cuLaunchKernelEx");
+  ++State().calls[reinterpret_cast<const FakeKernel*>(function)->name];
   Queue(config->hStream,
         reinterpret_cast<const FakeKernel*>(function)->work(
             {config->gridDimX, config->blockDimX, config->sharedMemBytes, arguments}));
@@ -738,6 +744,11 @@ FAKE_EXPORT uint64_t fake_cuda_uploaded() {
 FAKE_EXPORT uint64_t fake_cuda_frees_while_waiting() {
   const std::lock_guard<std::recursive_mutex> lock(State().mutex);
   return State().frees_while_waiting;
+}
+FAKE_EXPORT void fake_cuda_gpu(int multiprocessors, int shared_bytes) {
+  const std::lock_guard<std::recursive_mutex> lock(State().mutex);
+  State().multiprocessors = multiprocessors;
+  State().shared_bytes = shared_bytes;
 }
 FAKE_EXPORT void fake_cuda_memory(uint64_t bytes) {
   const std::lock_guard<std::recursive_mutex> lock(State().mutex);

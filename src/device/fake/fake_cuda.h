@@ -18,13 +18,16 @@ void fake_cuda_heal(void);
 int fake_cuda_failed(void);
 // Handles, mappings, registrations and contexts that were taken and not given back.
 int64_t fake_cuda_live(void);
-// Calls of a function so far; "" counts all.
+// Calls of a function so far, or launches of a kernel by cuLaunchKernelEx; "" counts all calls.
 uint64_t fake_cuda_calls(const char* function);
 // Bytes that were copied from the host to the device so far.
 uint64_t fake_cuda_uploaded(void);
 // Calls so far that gave memory back while a stream waited for a word of memory: a real driver
 // would have waited for that stream.
 uint64_t fake_cuda_frees_while_waiting(void);
+// Multiprocessors that there are and the shared memory of each, of which a block gets all but 1
+// KiB; those of an H200 otherwise.
+void fake_cuda_gpu(int multiprocessors, int shared_bytes);
 // Device memory that there is; 256 MiB of it are the context's.
 void fake_cuda_memory(uint64_t bytes);
 }

@@ -82,14 +82,14 @@ uint64_t ArrangedBytes(const LayerGeometry& geometry, uint64_t tokens) {
 }
 uint64_t OrderBytes(uint64_t count) { return Aligned(count * sizeof(uint32_t)); }
 
-Result<void> CheckPointer(const void* pointer, const char* name) {
+Result<void> CheckPointer(const void* pointer, const char* name, uint32_t align = 16) {
   if (pointer == nullptr)
     return Fail(Status::Usage("cannot compute the experts")
                     .Expected(Text("{} in device memory", name))
                     .Found("null"));
-  if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
+  if (reinterpret_cast<uintptr_t>(pointer) % align != 0)
     return Fail(Status::Usage("cannot compute the experts")
-                    .Expected(Text("{} at a multiple of 16 bytes", name))
+                    .Expected(Text("{} at a multiple of {} bytes", name, align))
                     .Found(Text("{}", pointer)));
   return {};
 }
@@ -120,9 +120,8 @@ Result<void> CheckCall(const CudaMoeCall& call) {
   HP_TRY(CheckPointer(call.x, "x"));
   HP_TRY(CheckPointer(call.y, "y"));
   HP_TRY(CheckPointer(call.refusal, "the refusal"));
-  if (call.ids == nullptr || call.weights == nullptr)
-    return Fail(
-        Status::Usage("cannot compute the experts").Expected("ids and weights").Found("null"));
+  HP_TRY(CheckPointer(call.ids, "ids", alignof(int32_t)));
+  HP_TRY(CheckPointer(call.weights, "weights", alignof(float)));
   const uint64_t needed = CudaMoe::WorkspaceBytes(geometry, call.token_count, call.top_k);
   if (call.workspace_bytes < needed)
     return Fail(Status::Usage("the workspace is too small")
@@ -323,7 +322,7 @@ Result<CudaMoe::DecodeShape> CudaMoe::ShapeFor(uint32_t k) const {
 
 CUfunction CudaMoe::DecodeKernelFor(const CudaMoeCall& call) const {
   if (call.fp8) return decode_[1];
-  // As bits of From; an expert that has none of these is refused by every kernel.
+  // As bits of From.
   uint8_t from = 0;
   if (call.wanted == nullptr && call.wanted_of_all == kWantBase) from = kFromBase;
   if (call.wanted == nullptr && call.wanted_of_all == kWantFp4)
@@ -342,7 +341,7 @@ Result<void> CudaMoe::Decode(MoeArgs args, const CudaMoeCall& call, CUstream str
     return Fail(Status::System("this GPU has too few multiprocessors for the experts")
                     .Expected(Text("room for {} thread blocks", kDecodeBlocksMin))
                     .Found(Text("{}", multiprocessors_)));
-  DecodeArgs decode = {.slice_tokens = shape.slice_tokens, .tiers = call.tiers};
+  DecodeArgs decode = {.slice_tokens = shape.slice_tokens};
   void* arguments[] = {&args, &decode};
   return Enqueue({.kernel = DecodeKernelFor(call),
                   .blocks = multiprocessors_,
@@ -360,6 +359,7 @@ Result<void> CudaMoe::Forward(const CudaMoeCall& call, CUstream stream) const {
   args.slots = call.slots;
   args.wanted = call.wanted;
   args.wanted_of_all = call.wanted_of_all;
+  args.tiers = call.tiers;
   args.x = call.x;
   args.ids = call.ids;
   args.weights = call.weights;

@@ -21,7 +21,8 @@
 
 namespace hotplane {
 
-// Arrays in device memory, row-major and contiguous, 16-byte aligned. None may overlap y.
+// Arrays in device memory, row-major and contiguous, 16-byte aligned, ids and weights as their
+// elements are. None may overlap y.
 struct CudaMoeCall {
   LayerGeometry geometry;  // E, H, I, biases
   Activation activation;
@@ -32,8 +33,8 @@ struct CudaMoeCall {
   uint8_t wanted_of_all = moe_cuda::kWantBase;
   // Activations of both products are rounded to FP8 (moe/fp8.h), and otherwise go the same way.
   bool fp8 = false;
-  // What experts may be computed from; leaving out what does not occur saves launches. Those that
-  // are computed from something else are wrong.
+  // What experts may be computed from. Leaving out what does not occur saves launches, and lets
+  // kernels decode that know the tier; what could be computed from nothing else is refused.
   uint8_t tiers = moe_cuda::kFromAnything;
   const uint16_t* x = nullptr;     // [T, H] bfloat16
   const int32_t* ids = nullptr;    // [T, k]

@@ -225,11 +225,10 @@ __device__ __forceinline__ void Run(const MoeArgs& args, const Part& part, const
   ptx::WaitForCopies<0>();
 }
 
-// What was refused must not look like a result.
 __device__ __forceinline__ void StoreMissing(const MoeArgs& args) {
   float* const results = args.results + uint64_t{blockIdx.x} * args.hidden;
   for (uint32_t row = threadIdx.x; row < args.hidden; row += blockDim.x)
-    results[row] = __uint_as_float(0x7FC00000u);
+    results[row] = NotComputed();
 }
 
 __device__ __forceinline__ void RunPart(const MoeArgs& args, const Part& part,

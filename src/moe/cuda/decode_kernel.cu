@@ -78,15 +78,13 @@ __device__ __forceinline__ void Distribute(uint32_t columns, uint32_t lane, Sums
     to(TokenOf(columns, t), g + 8 * row, sums->of[0][row], sums->of[1][row]);
 }
 
-// What was refused must not look like a result.
 __device__ __forceinline__ void FinishMissing(const MoeArgs& args, const Work& work,
                                               const Routed& routed, uint32_t at) {
   if (work.gate_up) return;
   const Slice slice = routed.slices[at];
   for (uint32_t token = 0; token < slice.count; ++token) {
     float* const row = args.results + uint64_t{routed.order[slice.begin + token]} * args.hidden;
-    for (uint32_t n = threadIdx.x; n < args.hidden; n += blockDim.x)
-      row[n] = __uint_as_float(0x7FC00000u);
+    for (uint32_t n = threadIdx.x; n < args.hidden; n += blockDim.x) row[n] = NotComputed();
   }
 }
 
@@ -213,7 +211,9 @@ __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work,
     }
     const uint32_t columns = ColumnsFor(slice.count);
     const Staged staged = StagedAt(k, columns, shared.staging);
-    if (!work.gate_up || tier != staged_tier)
+    // A token that names an expert twice has it staged twice, in place of what was there.
+    if (!work.gate_up || tier != staged_tier || slice.count != 1) {
+      staged_tier = kTierMissing;
       Stage<kFp8>(
           tier, k, slice.count,
           [&](uint32_t token) {
@@ -222,6 +222,7 @@ __device__ __forceinline__ void Multiply(const MoeArgs& args, const Work& work,
                                 : args.inner + uint64_t{assignment} * k;
           },
           staged);
+    }
     if (!begun) warp->producer.Begin(work);
     begun = true;
     __syncthreads();
@@ -270,7 +271,7 @@ __device__ __forceinline__ void Decode(const MoeArgs& args, const DecodeArgs& de
       Stage<kFp8>(
           staged_tier, args.hidden, 1, [&](uint32_t) { return args.x; },
           StagedAt(args.hidden, ColumnsFor(1), shared.staging), kRoutingThreads);
-    Tables().Fill((decode.tiers & kFromQuintals) != 0, kRoutingThreads);
+    Tables().Fill((args.tiers & kFromQuintals) != 0, kRoutingThreads);
   }
   Route(args, decode.slice_tokens, PairsOf(args, true), PairsOf(args, false),
         reinterpret_cast<RoutingScratch*>(shared.pieces), shared.routed);

@@ -25,7 +25,7 @@ struct Chunk {
 };
 
 __device__ __forceinline__ uint32_t TilesOfChunk(uint32_t tier) {
-  return tier == kTierBase ? 4 : 2;
+  return tier == kTierBase ? Chunk<kTierBase>::kTiles : Chunk<kTierNibbles>::kTiles;
 }
 
 // One of the two products of a call. A block has consecutive items of it, so that it stages the
@@ -201,6 +201,7 @@ class Producer {
   const uint8_t* fine_;
   const uint8_t* scales_;
 };
+static_assert(Chunk<kTierNibbles>::kTiles == Chunk<kTierQuintals>::kTiles);
 static_assert(Chunk<kTierNibbles>::kStrip == Chunk<kTierBase>::kStrip &&
               Chunk<kTierQuintals>::kFine == 512);
 static_assert(Chunk<kTierQuintals>::kScales == 2 * Chunk<kTierQuintals>::kStrip);

@@ -30,12 +30,16 @@ enum Tier : uint32_t { kTierMissing = 0, kTierBase = 1, kTierNibbles = 2, kTierQ
 // Of code for any tier, which asks each time; no matrix has it.
 inline constexpr uint32_t kTierAny = 4;
 
-__device__ __forceinline__ uint32_t TierOf(const ExpertSlot& slot, uint32_t wanted, bool biases) {
+__device__ __forceinline__ uint32_t TierOf(const ExpertSlot& slot, uint32_t wanted, bool biases,
+                                           uint32_t tiers) {
   if (wanted < kWantBase || wanted > kWantFp4OrBase) return kTierMissing;
   if (biases && (slot.bias13 == nullptr || slot.bias2 == nullptr)) return kTierMissing;
   if (slot.sc13 == nullptr || slot.sc2 == nullptr) return kTierMissing;
-  const bool base = slot.planes13 != nullptr && slot.planes2 != nullptr;
-  const bool fp4 = slot.fp13 != nullptr && slot.fp2 != nullptr && (slot.fp_quintals == 0 || base);
+  const bool planes = slot.planes13 != nullptr && slot.planes2 != nullptr;
+  const bool base = planes && (tiers & kFromBase) != 0;
+  const bool fp4 = slot.fp13 != nullptr && slot.fp2 != nullptr &&
+                   (slot.fp_quintals == 0 ? (tiers & kFromNibbles) != 0
+                                          : planes && (tiers & kFromQuintals) != 0);
   if (wanted != kWantBase && fp4) return slot.fp_quintals != 0 ? kTierQuintals : kTierNibbles;
   if (wanted != kWantFp4 && base) return kTierBase;
   return kTierMissing;
@@ -53,7 +57,7 @@ __device__ __forceinline__ Matrices MatricesOf(const MoeArgs& args, uint32_t exp
   const ExpertSlot slot = args.slots[expert];
   const uint32_t wanted = args.wanted != nullptr ? args.wanted[expert] : args.wanted_of_all;
   const bool biases = args.biases != 0;
-  const uint32_t tier = TierOf(slot, wanted, biases);
+  const uint32_t tier = TierOf(slot, wanted, biases, args.tiers);
   if (tier == kTierMissing) Refuse(args.refusal, kRefusedExpert, expert);
   return {{slot.planes13, slot.sc13, slot.fp13, biases ? slot.bias13 : nullptr, tier},
           {slot.planes2, slot.sc2, slot.fp2, biases ? slot.bias2 : nullptr, tier}};

@@ -25,6 +25,9 @@ __device__ __forceinline__ uint16_t ToBf16(float value) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
+// In place of what was refused: it must not look like a result.
+__device__ __forceinline__ float NotComputed() { return __uint_as_float(0x7FC00000u); }
+
 // Four columns of a token at a time, slots in order.
 __device__ __forceinline__ void Combine(const MoeArgs& args) {
   const uint32_t quads = args.hidden / 4;
@@ -41,7 +44,7 @@ __device__ __forceinline__ void Combine(const MoeArgs& args) {
         of = __ldcg(reinterpret_cast<const float4*>(args.results +
                                                     uint64_t{assignment} * args.hidden + column));
       } else {
-        weight = __uint_as_float(0x7FC00000u);
+        weight = NotComputed();
         Refuse(args.refusal, kRefusedId, assignment);
       }
       sum = {fmaf(weight, of.x, sum.x), fmaf(weight, of.y, sum.y), fmaf(weight, of.z, sum.z),

@@ -23,8 +23,8 @@ __device__ __forceinline__ void WaitForAllBlocks(GridBarriers* barriers, uint32_
   __syncthreads();
 }
 
-// The wait of a launch that has only the first: the last block that leaves it sets both counts
-// back.
+// The wait of a launch that has only the first: the last block that leaves it sets its count
+// back. Those that leave are counted in the second one, which is zero since block 0 arrived.
 __device__ __forceinline__ void WaitForAllBlocksOnce(GridBarriers* barriers) {
   if (threadIdx.x == 0) {
     while (ptx::LoadAcquire(&barriers->arrived[0]) != gridDim.x) {

@@ -50,12 +50,13 @@ struct MoeArgs {
   const float* weights;     // [tokens, top_k]
   uint16_t* y;              // [tokens, hidden] bfloat16
   uint16_t* inner;          // [tokens * top_k, intermediate] bfloat16: act, by assignment
-  float* results;           // [tokens * top_k, hidden]: by assignment
+  float* results;           // [tokens * top_k, hidden]: by assignment; of few: [block, hidden]
   Refusal* refusal;
   GridBarriers* barriers;
   uint32_t experts, hidden, intermediate;
   uint32_t tokens, top_k;
   uint32_t wanted_of_all;
+  uint32_t tiers;       // what experts may be computed from, Froms
   uint32_t activation;  // an ActivationKind
   float limit, alpha;
   uint32_t biases;
@@ -104,7 +105,6 @@ inline constexpr unsigned kCombineThreads = 256;
 // Of decode alone.
 struct DecodeArgs {
   uint32_t slice_tokens;  // assignments of an expert that are computed at once
-  uint32_t tiers;         // what experts are computed from, Froms
 };
 
 inline constexpr unsigned kDecodeAssignmentsMax = 256;
@@ -146,6 +146,7 @@ struct FewArgs {
   uint32_t parts;   // blocks of an assignment
   uint32_t groups;  // of a block; the last of an assignment may have fewer
 };
+// As many multiprocessors as the largest GPU has, and some; what is summed takes a row for each.
 inline constexpr unsigned kFewBlocksMax = 192;
 // Of each warp: sums of two pieces of items, of 64 rows at most.
 inline constexpr unsigned kFewPieceRows = 64;

@@ -156,13 +156,11 @@ __device__ __forceinline__ void FinishDown(const MoeArgs& args, const PrefillArg
   }
 }
 
-// What was refused must not look like a result.
 __device__ __forceinline__ void StoreMissing(const MoeArgs& args, const PrefillArgs& prefill,
                                              const Tile& tile) {
   for (uint32_t column = 0; column < tile.count; ++column) {
     float* const row = args.results + uint64_t{prefill.order[tile.begin + column]} * args.hidden;
-    for (uint32_t n = threadIdx.x; n < args.hidden; n += blockDim.x)
-      row[n] = __uint_as_float(0x7FC00000u);
+    for (uint32_t n = threadIdx.x; n < args.hidden; n += blockDim.x) row[n] = NotComputed();
   }
 }
 
@@ -215,8 +213,9 @@ __device__ __forceinline__ Tile TileAt(const MoeArgs& args, const PrefillArgs& p
   const uint32_t begin = prefill.begin[low], end = prefill.begin[low + 1];
   const uint32_t runs = TilesOf<Block>(end - begin), at = run - shared.tiles_before[low];
   // As even as they can be.
-  const uint32_t first = begin + (end - begin) * at / runs;
-  const uint32_t last = begin + (end - begin) * (at + 1) / runs;
+  const uint64_t count = end - begin;
+  const auto first = static_cast<uint32_t>(begin + count * at / runs);
+  const auto last = static_cast<uint32_t>(begin + count * (at + 1) / runs);
   return {low, first, last - first, index - run * shared.row_tiles};
 }
 

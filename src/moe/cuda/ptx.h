@@ -80,6 +80,8 @@ __device__ __forceinline__ uint32_t Merge(uint32_t a, uint32_t b) {
   return (a & kMaskA) | (b & kMaskB);
 }
 
+// Of what does not change: its place among other accesses is the compiler's choice, as long as its
+// address comes from what is read behind the barrier that it needs.
 __device__ __forceinline__ uint32_t LoadShared(uint32_t shared) {
   uint32_t value;
   asm("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(shared));
