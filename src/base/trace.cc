@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "base/format_text.h"
 
@@ -23,10 +24,12 @@ struct Span {
   uint32_t layer;
 };
 
-// What one thread recorded. Owned by the registry, so that it outlives the thread; the mutex is
-// contended only while a trace is written.
+// What one thread recorded in the trace of that number. Owned by the registry and never freed, so
+// that a pointer to it outlives thread and trace; a later trace gives it to another thread. The
+// mutex is contended only while a trace starts or is written.
 struct ThreadSpans {
   std::mutex mutex;
+  uint64_t trace = 0;
   std::vector<Span> spans;
   uint64_t dropped = 0;
   std::string thread_name;
@@ -35,7 +38,9 @@ struct ThreadSpans {
 struct Registry {
   std::mutex mutex;
   std::atomic<uint64_t> start_ns{0};
-  std::vector<std::shared_ptr<ThreadSpans>> threads;
+  std::atomic<uint64_t> trace{0};  // how many were started
+  size_t used = 0;                 // of `threads`, the first so many have a thread in this trace
+  std::vector<std::unique_ptr<ThreadSpans>> threads;
 };
 
 Registry& Threads() {
@@ -47,8 +52,17 @@ struct ThreadRole {
   const char* role = nullptr;
   size_t index = 0;
 };
-thread_local ThreadRole thread_role;
-thread_local std::shared_ptr<ThreadSpans> thread_spans;
+
+// Neither has a destructor: registering one for a thread allocates, and where memory is short the C
+// library ends the process.
+struct OwnedSpans {
+  ThreadSpans* spans = nullptr;
+  uint64_t trace = 0;
+};
+static_assert(std::is_trivially_destructible_v<OwnedSpans>);
+static_assert(std::is_trivially_destructible_v<ThreadRole>);
+constinit thread_local ThreadRole thread_role;
+constinit thread_local OwnedSpans thread_spans;
 
 uint64_t NowNs() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -61,15 +75,21 @@ std::string ThreadName(size_t number) {
   return syscall(SYS_gettid) == getpid() ? "main" : Text("thread {}", number);
 }
 
-ThreadSpans& OwnSpans() {
-  if (thread_spans == nullptr) {
-    auto own = std::make_shared<ThreadSpans>();
-    std::lock_guard lock(Threads().mutex);
-    own->thread_name = ThreadName(Threads().threads.size());
-    Threads().threads.push_back(own);
-    thread_spans = std::move(own);
+// The calling thread's spans in the present trace, taken when there are none yet.
+OwnedSpans OwnSpans() {
+  Registry& registry = Threads();
+  if (thread_spans.spans == nullptr || thread_spans.trace != registry.trace) {
+    std::lock_guard lock(registry.mutex);
+    if (registry.used == registry.threads.size())
+      registry.threads.push_back(std::make_unique<ThreadSpans>());
+    ThreadSpans& own = *registry.threads[registry.used];
+    std::lock_guard spans_lock(own.mutex);
+    own.trace = registry.trace;
+    own.thread_name = ThreadName(registry.used);
+    ++registry.used;
+    thread_spans = {&own, own.trace};
   }
-  return *thread_spans;
+  return thread_spans;
 }
 
 void AppendSpan(std::string& out, const Span& span, size_t tid, uint64_t start_ns) {
@@ -90,16 +110,17 @@ void AppendSpan(std::string& out, const Span& span, size_t tid, uint64_t start_n
 std::atomic<bool> TraceSpan::enabled_{false};
 
 void StartTrace() {
-  std::lock_guard lock(Threads().mutex);
-  auto& threads = Threads().threads;
-  for (const auto& thread : threads) {
+  Registry& registry = Threads();
+  std::lock_guard lock(registry.mutex);
+  for (const auto& thread : registry.threads) {
     std::lock_guard spans_lock(thread->mutex);
+    thread->trace = 0;
     thread->spans.clear();
     thread->dropped = 0;
   }
-  // Those that only the registry still holds belong to threads that have ended.
-  std::erase_if(threads, [](const auto& thread) { return thread.use_count() == 1; });
-  Threads().start_ns = NowNs();
+  registry.used = 0;
+  ++registry.trace;
+  registry.start_ns = NowNs();
   TraceSpan::enabled_ = true;
 }
 
@@ -109,9 +130,10 @@ bool TraceEnabled() { return TraceSpan::enabled_.load(std::memory_order_relaxed)
 
 void NameTraceThread(const char* role, size_t index) {
   thread_role = {role, index};
-  if (thread_spans == nullptr) return;
-  std::lock_guard lock(thread_spans->mutex);
-  thread_spans->thread_name = ThreadName(0);
+  const OwnedSpans own = thread_spans;
+  if (own.spans == nullptr) return;
+  std::lock_guard lock(own.spans->mutex);
+  if (own.spans->trace == own.trace) own.spans->thread_name = ThreadName(0);
 }
 
 void TraceSpan::Begin() { start_ns_ = NowNs(); }
@@ -119,13 +141,15 @@ void TraceSpan::Begin() { start_ns_ = NowNs(); }
 void TraceSpan::End() {
   if (!TraceEnabled() || start_ns_ < Threads().start_ns) return;
   const uint64_t end_ns = NowNs();
-  ThreadSpans& own = OwnSpans();
-  std::lock_guard lock(own.mutex);
-  if (own.spans.size() >= kTraceSpansPerThreadMax) {
-    ++own.dropped;
+  const auto [own, trace] = OwnSpans();
+  std::lock_guard lock(own->mutex);
+  // Another trace has started since it was checked above.
+  if (own->trace != trace || start_ns_ < Threads().start_ns) return;
+  if (own->spans.size() >= kTraceSpansPerThreadMax) {
+    ++own->dropped;
     return;
   }
-  own.spans.push_back({name_, source_, start_ns_, end_ns, bytes_, layer_});
+  own->spans.push_back({name_, source_, start_ns_, end_ns, bytes_, layer_});
 }
 
 std::string TraceJson(const std::vector<std::pair<std::string, std::string>>& metadata) {

@@ -93,6 +93,47 @@ TEST(Trace, WorkersHaveNamesAndOutliveTheirThreads) {
   EXPECT_EQ(names, (std::vector<std::string>{"main", "worker 1", "worker 2"}));
 }
 
+TEST(Trace, ALaterTraceHasNothingOfAnEarlierOne) {
+  for (int round = 0; round < 2; ++round) {
+    StartTrace();
+    for (int i = 0; i < 3; ++i) {
+      std::thread([round] {
+        if (round == 0) NameTraceThread("early", 1);
+        const TraceSpan span("read");
+      }).join();
+    }
+    StopTrace();
+    const Json trace = Json::parse(TraceJson({}));
+    EXPECT_EQ(SpansOf(trace).size(), 3u);
+    ASSERT_EQ(ThreadNamesOf(trace).size(), 3u);
+    for (const auto& [tid, name] : ThreadNamesOf(trace))
+      EXPECT_EQ(name.starts_with("early"), round == 0) << name;
+  }
+}
+
+TEST(Trace, ThreadsThatRecordWhileTracesStart) {
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < 3; ++i) {
+    threads.emplace_back([&over, i] {
+      NameTraceThread("recorder", i);
+      while (!over) const TraceSpan span("read");
+    });
+  }
+  for (int i = 0; i < 200; ++i) {
+    StartTrace();
+    std::this_thread::yield();
+  }
+  over = true;
+  for (std::thread& thread : threads) thread.join();
+  StartTrace();
+  { const TraceSpan span("read"); }
+  StopTrace();
+  const Json trace = Json::parse(TraceJson({}));
+  EXPECT_EQ(SpansOf(trace).size(), 1u);
+  EXPECT_EQ(ThreadNamesOf(trace).size(), 1u);
+}
+
 TEST(Trace, BoundedAndSaysWhatDidNotFit) {
   StartTrace();
   for (size_t i = 0; i < kTraceSpansPerThreadMax + 7; ++i) const TraceSpan span("read");

@@ -15,7 +15,8 @@ namespace {
 
 thread_local std::optional<Status> tls_failure;
 thread_local std::string tls_failure_text;
-thread_local const EngineState* tls_callback_of = nullptr;
+// Threads of a boot touch this one alone: it registers no destructor.
+constinit thread_local const EngineState* tls_callback_of = nullptr;
 
 hotplane_layer Describe(const BootedLayer& from) {
   hotplane_layer layer;

@@ -176,6 +176,13 @@ class Limits(Hostile):
                             "1024")
         self.assertIn(done.returncode, (0, 1, 4), done.stderr)
 
+    def test_no_thread_registers_a_destructor(self):
+        """Registering one allocates, and where memory is short the C library ends the process."""
+        if any(preset in command.HOTPLANE for preset in ("asan", "tsan")):
+            self.skipTest("a sanitizer's runtime has destructors of its own")
+        with open(command.HOTPLANE, "rb") as program:
+            self.assertNotIn(b"__cxa_thread_atexit", program.read())
+
     def test_a_file_size_limit_is_an_error_and_leaves_nothing(self):
         done = self.limited({resource.RLIMIT_FSIZE: 20 << 10}, "build", self.model, "--store",
                             f"{self.root}/s2", "-q")
