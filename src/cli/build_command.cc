@@ -7,6 +7,7 @@
 #include "boot/describe.h"
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/several_generations.h"
 #include "device/device.h"
 #include "engine/report_json.h"
 
@@ -49,6 +50,7 @@ Result<void> RunBuild(const Context& context) {
     return Build(PosixEnv(), checkpoint, model, options.store, build);
   }();
   if (!built) return Fail(WithResumeAdvice(built.error()));
+  WarnOfSeveralGenerations(options.store, built->generation, &built->warnings);
   const BuildReport& report = *built;
   if (options.common.json) {
     PrintJson(BuildReportJson(report));

@@ -10,10 +10,12 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
 
 #include "base/format_text.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "engine/report_json.h"
@@ -28,6 +30,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 CancelToken* signal_token = nullptr;
+
+std::string surroundings_warning;
 
 bool output_failed = false;
 bool output_printed = false;
@@ -175,7 +179,19 @@ void PrintLine(std::string_view text) { WriteResult(Printable(text)); }
 
 void PrintText(std::string_view text) { WriteResult(PrintableLines(text)); }
 
-void PrintJson(const std::string& json) { WriteResult(json); }
+void PrintJson(const std::string& json) {
+  if (!surroundings_warning.empty()) {
+    nlohmann::ordered_json report = nlohmann::ordered_json::parse(json, nullptr, false);
+    const auto warnings = report.is_object() ? report.find("warnings") : report.end();
+    if (warnings != report.end() && warnings->is_array()) {
+      warnings->insert(warnings->begin(), surroundings_warning);
+      return WriteResult(JsonText(report));
+    }
+  }
+  WriteResult(json);
+}
+
+void SurroundingsWarning(const std::string& warning) { surroundings_warning = warning; }
 
 Result<void> FinishOutput() {
   if (!output_failed) return {};

@@ -58,8 +58,13 @@ int ReportFailure(const Status& status, const CommonOptions& common);
 void PrintLine(std::string_view text);
 // Text of several lines, whose names are printable already.
 void PrintText(std::string_view text);
-// As it is: JSON escapes what it holds.
+// As it is: JSON escapes what it holds. A report that has `warnings` gets SurroundingsWarning's
+// first among them.
 void PrintJson(const std::string& json);
+
+// What was wrong before the command began, one line, for the reports that it prints. Called once,
+// before any of them.
+void SurroundingsWarning(const std::string& warning);
 
 // Called once, last: kSystem when any result could not be written to stdout.
 Result<void> FinishOutput();

@@ -3,6 +3,7 @@
 #include "base/units.h"
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/several_generations.h"
 #include "engine/import_planes_cache.h"
 #include "engine/report_json.h"
 
@@ -60,11 +61,12 @@ Result<void> RunImport(const Context& context) {
   Progress progress;
   import.progress = &progress;
   WorkerPool pool(options.workers);
-  const Result<PlanesCacheImportReport> imported = [&] {
+  Result<PlanesCacheImportReport> imported = [&] {
     const ProgressDisplay display(progress, options.common, options.stall_seconds);
     return ImportPlanesCache(PosixEnv(), options.planes_cache, options.path, pool, import);
   }();
   if (!imported) return Fail(WithResumeAdvice(imported.error()));
+  WarnOfSeveralGenerations(options.path, imported->generation, &imported->warnings);
   Print(context, *imported);
   return {};
 }

@@ -83,8 +83,10 @@ int Answer(const ParseOutcome& outcome, int argc, char** argv) {
 int Run(int argc, char** argv) {
   const ParseOutcome outcome = ParseCommandLine(argc, argv);
   InstallLog(outcome.options ? outcome.options->common : CommonOptions());
-  if (!outcome.warning.empty() && outcome.text.empty())
+  if (!outcome.warning.empty() && outcome.text.empty()) {
     Log(LogLevel::kWarning, "{}", outcome.warning);
+    SurroundingsWarning(outcome.warning);
+  }
   if (!outcome.options) return Answer(outcome, argc, argv);
   for (const std::string& note : outcome.notes) Log(LogLevel::kInfo, "{}", note);
   const Result<void> result = Run(*outcome.options);

@@ -424,11 +424,14 @@ void Parser::AddDoctor() {
 }
 
 void Parser::AddReport() {
-  CLI::App* const app = AddCommand(Command::kReport, "report",
-                                   "Draw what `boot --json` or `build --json` printed as one page",
-                                   "hotplane boot /store --trace t.json --json > run.json\n"
-                                   "  hotplane report run.json --trace t.json -o boot.html");
-  app->add_option("RUN.json", options_.path, "What boot or build printed with --json")->required();
+  CLI::App* const app =
+      AddCommand(Command::kReport, "report",
+                 "Draw what boot, build, fidelity or tinylm eval printed with --json as one page",
+                 "hotplane boot /store --trace t.json --json > run.json\n"
+                 "  hotplane report run.json --trace t.json -o boot.html");
+  app->add_option("RUN.json", options_.path,
+                  "What boot, build, fidelity or tinylm eval printed with --json")
+      ->required();
   app->add_option("-o,--out", options_.out, "HTML file to write")->required();
   app->add_option("--trace", options_.trace, "What the same run wrote with --trace");
 }

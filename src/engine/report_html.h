@@ -15,7 +15,7 @@ inline constexpr size_t kReportRowsMax = 2048;
 inline constexpr size_t kReportTextBytesMax = 4096;
 
 struct ReportSources {
-  std::string_view run_json;    // what `boot --json` or `build --json` printed
+  std::string_view run_json;    // what boot, build, fidelity or tinylm eval printed
   std::string_view run_path;    // for messages
   std::string_view trace_json;  // what the same run wrote with --trace; empty: none
   std::string_view trace_path;

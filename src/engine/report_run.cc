@@ -98,7 +98,8 @@ double ReportRun::Figure(const std::string& key, double otherwise) const {
 }
 
 Result<ReportRun> ParseReportRun(std::string_view text, std::string_view path) {
-  const std::string_view expected = "the JSON object that `boot --json` or `build --json` prints";
+  const std::string_view expected =
+      "the JSON object that boot, build, fidelity or tinylm eval prints with --json";
   HP_ASSIGN(const Json json, ParseReportJson(text, path, expected, nullptr));
   if (const auto error = json.find("error"); error != json.end() && error->is_object())
     return Fail(NotOurs(path, expected).Found("a run that failed: " + TextAt(*error, "what")));

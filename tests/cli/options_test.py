@@ -117,6 +117,19 @@ class UnknownVariables(unittest.TestCase):
             ["warning: in the environment, and read by nothing: HOTPLANE_A\\x1b; "
              "HOTPLANE_ENTIRELY_ELSE; HOTPLANE_STROE: is HOTPLANE_STORE meant?"])
 
+    def test_reports_that_have_warnings_have_it(self):
+        with tempfile.TemporaryDirectory(prefix="hotplane-variables-") as root:
+            model = command.write_checkpoint(f"{root}/model", command.mxfp4_tensors())
+            store, odd = f"{root}/store", {"HOTPLANE_WORKRES": "2"}
+            for arguments in (("build", model, "--store", store), ("boot", store),
+                              ("boot", store, "--dry-run"), ("warm", store), ("verify", store)):
+                report = command.must_json(*arguments, env=odd)
+                self.assertIn("HOTPLANE_WORKRES: is HOTPLANE_WORKERS meant?",
+                              report["warnings"][0], arguments)
+                self.assertEqual(command.must_json(*arguments)["warnings"], report["warnings"][1:])
+            for arguments in (("inspect", store), ("gc", store), ("doctor",)):
+                self.assertNotIn("warnings", command.must_json(*arguments, env=odd), arguments)
+
     def test_those_of_others_and_of_no_value_are_not(self):
         for env in ({"HOTPLANE_WORKRES": ""}, {"HOTPLANE": "x"}, {"HOTPLANER_X": "1"},
                     {"HOTPLANE_SERVICE_HOST": "10.0.0.1", "HOTPLANE_PORT_80_TCP": "tcp://10.0.0.1"},

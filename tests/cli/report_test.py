@@ -274,6 +274,15 @@ class Report(unittest.TestCase):
             self.assertIn("run.json", done.stderr)
             self.assertFalse(os.path.exists(out))
 
+    def test_help_and_errors_name_what_is_drawn(self):
+        path = os.path.join(self.folder, "run.json")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("{}")
+        refused = command.run("report", path, "-o", os.path.join(self.folder, "page.html"))
+        self.assertEqual(refused.returncode, 3)
+        for text in (refused.stderr, command.must("report", "--help").stdout):
+            self.assertIn("boot, build, fidelity or tinylm eval print", text)
+
     def test_exit_codes(self):
         """Those of docs/cli.md; no space for the page is in options_test.py."""
         good = os.path.join(self.folder, "fidelity.json")

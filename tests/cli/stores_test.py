@@ -253,6 +253,23 @@ class SeveralGenerations(StoreTest):
             for name, layers in there:
                 self.assertRegex(done.stderr, f"--generation {name[:8]}  .*, {layers} layers there")
 
+    def test_the_build_that_makes_the_second_says_so(self):
+        for options in (("--layers", "0"), ()):
+            done = command.must("build", self.other, "--store", self.store, "--tiers", "base",
+                                "--json", *options)
+            report = json.loads(done.stdout)
+            said = [line for line in done.stderr.splitlines() if "now holds 2 generations" in line]
+            self.assertEqual(len(said), 1, done.stderr)
+            self.assertTrue(said[0].startswith("warning: "), said)
+            self.assertIn(said[0][len("warning: "):], report["warnings"])
+            name = report["generation"][:8]
+            self.assertIn(f"--generation PREFIX ({name} is this one's)", said[0])
+            command.must("boot", self.store, "--generation", name, "--checkpoint", self.other)
+            command.must("boot", self.store, "--checkpoint", self.other)
+            self.refused(2, "boot", self.store)
+        done = command.must("build", self.other, "--store", os.path.join(self.root, "alone"))
+        self.assertNotIn("generations", done.stderr)
+
     def test_one_that_has_no_layers_is_passed_over(self):
         second = self.begin("0")
         for path in glob.glob(os.path.join(self.store, second, "layer-*")):
