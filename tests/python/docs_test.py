@@ -2,13 +2,16 @@
 installed, and every word of their tables exists."""
 
 import importlib.util
+import inspect
 import os
+import pydoc
 import re
 import unittest
 
 import package
 
 import hotplane
+from hotplane._options import FIELDS
 
 
 def page(name):
@@ -54,6 +57,15 @@ class Names(unittest.TestCase):
     def test_everything_public_is_there_and_documented(self):
         for name in hotplane.__all__:
             self.assertTrue(getattr(hotplane, name).__doc__, name)
+
+    def test_help_has_every_option(self):
+        boots = {*FIELDS, "experts"}
+        builds = set(inspect.signature(hotplane.build).parameters) - {"checkpoint", "store"}
+        for call, names in ((hotplane.Store.boot, boots), (hotplane.Store.plan, boots),
+                            (hotplane.boot, boots), (hotplane.build, builds)):
+            told = pydoc.render_doc(call, renderer=pydoc.plaintext)
+            for name in names:
+                self.assertRegex(told, rf"(?m)^ *{name}  +\S", call)
 
 
 if __name__ == "__main__":

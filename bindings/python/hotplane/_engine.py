@@ -17,7 +17,7 @@ from ._handle import Handle
 from ._library import (ACTIVATIONS, ARITHMETICS, ENCODINGS, OK, PARTS, PRECISIONS, PRESENCES,
                        RECORD_KINDS, check, last_error, library, text)
 from ._options import (DEVICE, LAYERS, boot_options, flag, known_options, number, refusal, string,
-                       whole, word)
+                       tells_options, whole, word)
 from ._options import path as path_of
 from ._progress import Display
 from ._threads import join
@@ -297,6 +297,7 @@ class Store(_Opened):
     def __repr__(self) -> str:
         return f"<hotplane.Store {self.path} {self.generation[:8]}, {self.layer_count} layers>"
 
+    @tells_options
     def plan(self, device: Optional[str] = None, **options: Unpack[Options]) -> Dict[str, Any]:
         """What a boot with these options would do, and why, with the keys of `hotplane boot
         --dry-run --json`. Reads headers, builds nothing. DataError where layers are missing that
@@ -305,6 +306,7 @@ class Store(_Opened):
             plan: Dict[str, Any] = engine.plan()
             return plan
 
+    @tells_options
     def boot(self, device: Optional[str] = None, *,
              on_layer: Optional[Callable[[Layer], Any]] = None, progress: bool = False,
              wait: bool = True, **options: Unpack[Options]) -> Engine:
@@ -315,7 +317,7 @@ class Store(_Opened):
         progress  a bar by tqdm where that is installed, else lines on stderr
         wait      False: returns at once; the boot runs in the background, `Engine.wait()` and
                   `Engine.wait_layer()` tell
-        options   as of `plan`
+        options   below, those of `plan`
 
         KeyboardInterrupt ends the boot and frees everything. Errors: as of `plan`; DataError that
         names the chunk for damage, SystemFailure for I/O and devices."""
@@ -762,6 +764,7 @@ def open(path: StrPath, *, generation: Optional[str] = None, checkpoint: Optiona
     return Store(path, {name: value for name, value in given.items() if value is not None})
 
 
+@tells_options
 def boot(path: StrPath, device: Optional[str] = None, **options: Any) -> Engine:
     """Opens and boots it: as `open(path).boot(device, ...)`, whose options it takes."""
     opening = {name: options.pop(name) for name in ("generation", "checkpoint", "rank", "world")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import wraps
+from inspect import cleandoc
 from operator import index
 from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Optional, Tuple, TypeVar,
                     cast)
@@ -15,32 +16,62 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class Options(TypedDict, total=False):
-        """Options of `Store.plan` and `Store.boot`; sizes are bytes, 0 or None the default."""
+        """Options of `Store.plan` and `Store.boot`; what they are: OPTIONS_TEXT."""
 
-        layers: Optional[str]  # "3-9", "main", "mtp"; None: all
-        map: bool  # serve from the page cache; False: land in own memory
-        verify: bool  # every byte (default)
-        workers: int  # threads; 0: the CPUs this process may use
-        experts: Tuple[int, int]  # of each layer, first and one past the last
-        residency: str  # of the base: "auto", "device", "host"
-        memory_bytes: int  # of the device, to use; 0: what is available
-        reserve_bytes: int  # of it, how much stays free
-        cache: str  # what reading leaves in the page cache: "auto", "keep", "bypass"
-        delta_cache_bytes: int  # memory for records that are kept, by kind
+        layers: Optional[str]
+        map: bool
+        verify: bool
+        workers: int
+        experts: Tuple[int, int]
+        residency: str
+        memory_bytes: int
+        reserve_bytes: int
+        cache: str
+        delta_cache_bytes: int
         full_cache_bytes: int
         base_cache_bytes: int
-        delta: bool  # the delta tier is wanted: built where it is absent
+        delta: bool
         delta_layers: Optional[str]
         no_delta_layers: Optional[str]
-        delta_encoding: Optional[str]  # "quintal", "nibble"; None: either
-        pin_delta_bytes: int  # of delta records that the boot reads into their cache
-        no_build: bool  # refuse what is missing instead of building it
-        batch: int  # layers that begin to be built together; 0: 12
-        staging_limit_bytes: int  # of tensors in flight; 0: a quarter of the available memory
-        checkpoint: Optional[str]  # what may be built from
-        generation: Optional[str]  # prefix; None: the only one there is
-        rank: Optional[int]  # of a sharded store; None: the launcher's
-        world: int  # number of ranks that the store must have; 0: any
+        delta_encoding: Optional[str]
+        pin_delta_bytes: int
+        no_build: bool
+        batch: int
+        staging_limit_bytes: int
+        checkpoint: Optional[str]
+        generation: Optional[str]
+        rank: Optional[int]
+        world: int
+
+
+OPTIONS_TEXT = """
+Options of a boot; sizes are bytes, and 0 or None is the default:
+
+device               "cpu" (default), "cuda", "cuda:N"
+layers               "3-9", "main", "mtp"; None: all
+map                  True: serve from the page cache; False: land in own memory
+verify               every byte (default)
+workers              threads; 0: the CPUs this process may use
+experts              of each layer, (first, one past the last)
+residency            of the base: "auto" (default), "device", "host"
+memory_bytes         of the device, to use; 0: what is available
+reserve_bytes        of it, how much stays free
+cache                what reading leaves in the page cache: "auto" (default), "keep", "bypass"
+delta_cache_bytes    memory for records of the delta tier that are kept
+full_cache_bytes     the same, of experts at FP4
+base_cache_bytes     the same, of experts at base
+delta                True: the delta tier is wanted, and built where it is absent
+delta_layers         of which layers; None: all
+no_delta_layers      of which not
+delta_encoding       "quintal", "nibble"; None: either
+pin_delta_bytes      of delta records that the boot reads into their cache
+no_build             True: refuse what is missing instead of building it
+batch                layers that begin to be built together; 0: 12
+staging_limit_bytes  of tensors in flight; 0: a quarter of the available memory
+checkpoint           what may be built from
+generation           prefix; None: the only one there is
+rank                 of a sharded store; None: the launcher's
+world                number of ranks that the store must have; 0: any"""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -144,6 +175,13 @@ def unknown(call: str, name: str, known: Iterable[str]) -> UsageError:
     near += get_close_matches(name, known, 1)
     return UsageError(f"{call} has no option {name}", expected=", ".join(sorted(known)), found=name,
                       advice=f"is {near[0]} meant?" if near else "")
+
+
+def tells_options(function: F) -> F:
+    """The function, with OPTIONS_TEXT at the end of what help() shows."""
+    if function.__doc__ is not None:  # as with -OO
+        function.__doc__ = cleandoc(function.__doc__) + "\n" + OPTIONS_TEXT
+    return function
 
 
 def known_options(function: F) -> F:
