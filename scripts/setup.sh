@@ -3,8 +3,8 @@
 # What the library and the command line are built from.
 build_packages="ca-certificates cmake g++ libcli11-dev libexpected-dev libfmt-dev
   liburing-dev libxxhash-dev ninja-build nlohmann-json3-dev pkg-config python3"
-# What the tests add: their frameworks, clang for the fuzzers, git for nothing but a clone; for the
-# Python package, which needs neither, numpy, and venv to install the wheel into.
+# What the tests add: their frameworks, clang for the fuzzers, git for the list of tracked files;
+# for the Python package, which needs neither, numpy, and venv to install the wheel into.
 test_packages="binutils clang clang-format-14 git libclang-rt-14-dev libgtest-dev librapidcheck-dev
   python3-numpy python3-venv"
 

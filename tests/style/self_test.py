@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """Every rule of style.py is quiet on a good tree and fires on a bad sample, at the right place."""
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -106,6 +108,22 @@ class StyleTest(unittest.TestCase):
             for name, text, line in samples:
                 with self.subTest(rule=rule, name=name, text=text[:60]):
                     self.assertIn((rule, name, line), reports({**GOOD, name: text}))
+
+    @unittest.skipUnless(shutil.which("git"), "there is no git")
+    def test_of_a_checkout_what_is_tracked_counts(self):
+        with tempfile.TemporaryDirectory() as root:
+            def git(*arguments):
+                subprocess.run(["git", "-C", root, *arguments], check=True, capture_output=True)
+            Path(root, "venv").mkdir()
+            for name in ("tracked.py", "venv/other.py"):
+                Path(root, name).write_text("a = 1 \n", encoding="utf-8")
+            git("init", "-q")
+            git("add", "tracked.py")
+            self.assertEqual({str(path) for path, *_ in style.breaches(root)}, {"tracked.py"})
+            git("rm", "-q", "-f", "tracked.py")
+            self.assertEqual(list(style.breaches(root)), [])
+            shutil.rmtree(Path(root, ".git"))
+            self.assertEqual({str(path) for path, *_ in style.breaches(root)}, {"venv/other.py"})
 
     def test_lookalikes_are_quiet(self):
         for rule, samples in QUIET.items():

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Style as a test: `style.py ROOT` prints every breach as path:line: [rule] what, and exits 1.
 
-Rules work on the text of the tree, without git and without a compiler. self_test.py has a bad
+Rules work on the text of the tree, without a compiler: of a checkout's tracked files, elsewhere of
+all there are. self_test.py has a bad
 sample for each of them. Words that a rule looks for are spelled in pieces here, so that this file
 does not breach its own rules.
 """
 import bisect
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -58,6 +60,18 @@ LEXEMES = re.compile(
     r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'")
 
 
+def tracked_files(root):
+    """Paths below `root` as git has them, as a set; None where that is no checkout."""
+    if not Path(root, ".git").exists():
+        return None
+    try:
+        listed = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], check=True,
+                                capture_output=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
+
+
 class Tree:
     """The files of a source tree, read once."""
 
@@ -65,6 +79,7 @@ class Tree:
         self.root = Path(root)
         self.texts = {}
         self.paths = []
+        tracked = tracked_files(root)
         for folder, dirs, files in os.walk(self.root):
             dirs[:] = sorted(d for d in dirs if d not in SKIPPED_DIRS)
             for name in sorted(files):
@@ -72,6 +87,8 @@ class Tree:
                     continue
                 path = Path(folder, name)
                 relative = path.relative_to(self.root)
+                if tracked is not None and relative not in tracked:
+                    continue
                 self.paths.append(relative)
                 if path.suffix in BINARY or path.is_symlink():
                     continue
