@@ -9,6 +9,7 @@
 
 #include "base/cancel.h"
 #include "base/fault_guard.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/number_text.h"
@@ -251,6 +252,17 @@ TEST(FaultGuardDeathTest, LeavesForeignSignalsAlone) {
 #else
   EXPECT_EXIT(raise(SIGBUS), testing::KilledBySignal(SIGBUS), "");
 #endif
+}
+
+TEST(JsonText, HoldsNoControlCharacterRaw) {
+  const std::string printable = "\xc2\xa0\xe2\x80\x93\xc3\xa9";
+  const std::string name = "\x1b\x7f\xc2\x80\xc2\x9f\xc2";
+  const std::string text = JsonText({{"name", printable + name}});
+  EXPECT_EQ(text,
+            "{\n  \"name\": \"" + printable + "\\u001b\\u007f\\u0080\\u009f\xef\xbf\xbd\"\n}");
+  // It means what it did.
+  EXPECT_EQ(nlohmann::json::parse(text)["name"],
+            printable + name.substr(0, name.size() - 1) + "\xef\xbf\xbd");
 }
 
 }  // namespace

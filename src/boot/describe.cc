@@ -10,13 +10,13 @@
 namespace hotplane {
 namespace {
 
-// "base 3 of 4: layer 1 damaged, layer 2 missing"
+// "base 3 of 4: layer 1 unusable, layer 2 missing"
 std::string TierText(const TierCoverage& tier, const Manifest& manifest) {
   std::string text = Text("{} {} of {}{}", TierName(tier.tier), tier.file_count_present,
                           tier.file_count, manifest.identity.shard_world > 1 ? " files" : "");
   const char* before = ": ";
   for (const auto& [presence, word] :
-       {std::pair(Presence::kAbsent, "missing"), std::pair(Presence::kDamaged, "damaged"),
+       {std::pair(Presence::kAbsent, "missing"), std::pair(Presence::kDamaged, "unusable"),
         std::pair(Presence::kUnreadable, "unreadable")}) {
     const std::vector<uint32_t> layers = tier.Layers(presence);
     if (layers.empty()) continue;

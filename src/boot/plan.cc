@@ -247,9 +247,11 @@ Result<void> Planner::CheckMissing() const {
       advice = Text("leave out --delta: {} will do; or {}", OtherNumbers(wanted), advice);
     if (first_damage_ != nullptr && first_damage_->damage) {
       const std::string& own = first_damage_->damage->advice();
-      return Fail(Status(*first_damage_->damage)
-                      .Advice(own.empty() ? advice : own)
-                      .Because(found + "; the first damaged file"));
+      return Fail(
+          Status(*first_damage_->damage)
+              .Advice(own.empty() ? advice : own)
+              .Because(found + (first_damage_->irreplaceable ? "; the first file in its place"
+                                                             : "; the first damaged file")));
     }
     if (first_damage_ != nullptr) found += Text("; damaged: {}", first_damage_->reason);
     return Fail(Status::Data("the store does not hold all that this boot wants; nothing was read")

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +13,7 @@
 #include "cli/inspect_file.h"
 #include "engine/import_planes_cache.h"
 #include "io/path_kind.h"
+#include "store/replaceable.h"
 #include "store/store.h"
 
 namespace hotplane::cli {
@@ -19,8 +21,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-const char* PresenceText(const TierProbe& probe) {
-  switch (probe.presence) {
+// What is wrong with a layer file.
+struct BadFile {
+  Status reason;
+  bool unreadable = false;  // it may well be right
+  bool foreign = false;     // a directory, or another release's file: no build replaces it
+};
+
+const char* PresenceText(Presence presence) {
+  switch (presence) {
     case Presence::kAbsent: return "absent";
     case Presence::kPresent: return "present";
     case Presence::kDamaged: return "damaged";
@@ -35,31 +44,35 @@ struct RankProbes {
   std::string text;  // "present"; "3/4" where they differ and none of them is bad
   uint64_t bytes = 0;
   std::vector<std::string> by_rank;
-  std::vector<Status> reasons;  // of damaged and unreadable ones
+  std::vector<BadFile> bad;
 };
 
 RankProbes ProbeRanks(const Generation& generation, uint32_t layer, Encoding encoding) {
   RankProbes all;
   uint32_t present_count = 0;
   for (uint32_t rank = 0; rank < generation.world(); ++rank) {
-    const TierProbe probe = generation.ForRank(rank).Probe(layer, encoding);
-    all.by_rank.push_back(PresenceText(probe));
+    const Generation ranked = generation.ForRank(rank);
+    const TierProbe probe = ranked.Probe(layer, encoding);
+    const bool foreign =
+        probe.presence == Presence::kDamaged &&
+        !CheckReplaceable(generation.env(), ranked.LayerPath(layer, encoding), layer);
+    all.by_rank.push_back(foreign ? "foreign" : PresenceText(probe.presence));
     if (probe.presence == Presence::kPresent) {
       ++present_count;
       all.bytes += probe.layout.file_bytes;
     }
     if (!probe.reason) continue;
-    if (all.reasons.empty()) all.text = PresenceText(probe);
-    all.reasons.push_back(*probe.reason);
+    if (all.bad.empty()) all.text = all.by_rank.back();
+    all.bad.push_back({*probe.reason, probe.presence == Presence::kUnreadable, foreign});
   }
-  if (!all.reasons.empty()) return all;
+  if (!all.bad.empty()) return all;
   const bool partly = present_count > 0 && present_count < generation.world();
   all.text = partly ? Text("{}/{}", present_count, generation.world()) : all.by_rank.front();
   return all;
 }
 
 // What is wrong with its files, by their headers, is appended to `bad`.
-Json GenerationJson(const Generation& generation, std::vector<Status>& bad) {
+Json GenerationJson(const Generation& generation, std::vector<BadFile>& bad) {
   const Manifest& manifest = generation.manifest();
   Json json;
   json["generation"] = ToHex(generation.id());
@@ -83,8 +96,8 @@ Json GenerationJson(const Generation& generation, std::vector<Status>& bad) {
       entry["tiers"][name] = probes.text;
       if (probes.bytes > 0) entry["bytes"][name] = probes.bytes;
       if (generation.world() > 1) entry["ranks"][name] = probes.by_rank;
-      if (!probes.reasons.empty()) entry["reason"] = probes.reasons.front().ToString();
-      bad.insert(bad.end(), probes.reasons.begin(), probes.reasons.end());
+      if (!probes.bad.empty()) entry["reason"] = probes.bad.front().reason.ToString();
+      bad.insert(bad.end(), probes.bad.begin(), probes.bad.end());
     }
     json["layers"].push_back(std::move(entry));
   }
@@ -92,7 +105,7 @@ Json GenerationJson(const Generation& generation, std::vector<Status>& bad) {
 }
 
 // As GenerationJson.
-void PrintGeneration(const Generation& generation, std::vector<Status>& bad) {
+void PrintGeneration(const Generation& generation, std::vector<BadFile>& bad) {
   const Manifest& manifest = generation.manifest();
   PrintLine(Text("generation  {}{}", ToHex(generation.id()),
                  generation.world() > 1 ? Text(", {} ranks", generation.world()) : ""));
@@ -111,34 +124,53 @@ void PrintGeneration(const Generation& generation, std::vector<Status>& bad) {
     for (const Encoding encoding : kEncodings) {
       const RankProbes probes = ProbeRanks(generation, layer.ordinal, encoding);
       row += Text("  {:<{}}", probes.text, kWidths[column++]);
-      bad.insert(bad.end(), probes.reasons.begin(), probes.reasons.end());
+      bad.insert(bad.end(), probes.bad.begin(), probes.bad.end());
     }
     PrintLine(layer.mtp ? row + "  (MTP)" : row);
   }
-  for (size_t i = bad_before; i < bad.size(); ++i) PrintText("  " + bad[i].ToString());
+  for (size_t i = bad_before; i < bad.size(); ++i) PrintText("  " + bad[i].reason.ToString());
 }
 
 // Files that are not what their names say are damage, whoever looks; those that nobody may look at
 // may well be right.
-Result<void> CheckBadFiles(const Store& store, const std::vector<Status>& bad) {
+Result<void> CheckBadFiles(const Store& store, const std::vector<BadFile>& bad) {
   if (bad.empty()) return {};
   const std::string files = Counted(bad.size(), "layer files");
-  for (const Status& reason : bad)
-    if (reason.code() == StatusCode::kSystem)
-      return Fail(Status(reason).Because(Text("{} bad, among them what could not be read", files)));
-  return Fail(Status::Data(Text("{} of the store damaged", files))
-                  .File(store.directory())
-                  .Expected("headers as a build writes them")
-                  .Found("what is said above of each")
-                  .Advice("`hotplane build` of the checkpoint, or a boot with --checkpoint, builds "
-                          "damaged files again; what is none is to be moved away first; "
-                          "`hotplane verify` checks every byte of the others"));
+  for (const auto& [reason, unreadable, foreign] : bad)
+    if (unreadable)
+      return Fail(Status::System(reason.what())
+                      .File(reason.file())
+                      .Expected(reason.expected())
+                      .Found(reason.found())
+                      .Advice(reason.advice())
+                      .Because(Text("{} bad, among them what could not be read", files)));
+  const size_t foreign_count =
+      static_cast<size_t>(std::ranges::count(bad, true, &BadFile::foreign));
+  if (foreign_count > 0)
+    return Fail(
+        Status::Data(
+            foreign_count == bad.size()
+                ? Text("{} in the place of the store's", Counted(bad.size(), "things"))
+                : Text("{} of the store damaged, or another thing is in their place", files))
+            .File(store.directory())
+            .Expected("headers as a build writes them")
+            .Found("what is said above of each")
+            .Advice("do what is said above of a directory or another release's file, which no "
+                    "build replaces; then `hotplane build` of the checkpoint builds what is "
+                    "missing or damaged"));
+  return Fail(
+      Status::Data(Text("{} of the store damaged", files))
+          .File(store.directory())
+          .Expected("headers as a build writes them")
+          .Found("what is said above of each")
+          .Advice("`hotplane build` of the checkpoint, or a boot with --checkpoint, builds "
+                  "damaged files again; `hotplane verify` checks every byte of the others"));
 }
 
 Result<void> InspectStore(const Context& context, const Store& store) {
   HP_ASSIGN(const std::vector<Digest128> ids, store.ListGenerations());
   Json json{{"kind", "store"}, {"generations", Json::array()}};
-  std::vector<Status> bad;
+  std::vector<BadFile> bad;
   const std::string& prefix = context.options.generation;
   const Store::OpenOptions open = OpenOptionsOf(context, /*read_only=*/true);
   if (!prefix.empty()) HP_TRY(store.OpenGeneration(prefix, open));

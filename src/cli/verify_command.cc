@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "store/coverage.h"
+#include "store/replaceable.h"
 #include "store/store.h"
 
 namespace hotplane::cli {
@@ -170,9 +171,20 @@ Result<void> CheckFindings(const Generation& generation, const VerifyReport& rep
   const std::string findings = Counted(report.findings.size(), "findings");
   // A file that could not be read says nothing about its content: never advise to remove it.
   for (const VerifyFinding& finding : report.findings)
-    if (finding.status.code() == StatusCode::kSystem)
+    if (finding.status.code() == StatusCode::kSystem ||
+        finding.status.code() == StatusCode::kCapacity)
       return Fail(
           Status(finding.status).Because(Text("{}, among them what could not be read", findings)));
+  const auto stays = [&generation](const VerifyFinding& finding) {
+    return !finding.chunk && !finding.file.ends_with(".source") &&
+           !CheckReplaceable(generation.env(), finding.file, finding.layer);
+  };
+  const auto staying = std::ranges::count_if(report.findings, stays);
+  if (std::cmp_equal(staying, report.findings.size()))
+    return Fail(Status::Data(Text("{} in the store", findings))
+                    .File(generation.directory())
+                    .Advice("do what is said above of each: no build replaces a directory or "
+                            "another release's file"));
   // A layer that is there is not built again, and builds write the record.
   const bool records = std::ranges::any_of(report.findings, [](const VerifyFinding& finding) {
     return finding.file.ends_with(".source");
@@ -180,8 +192,12 @@ Result<void> CheckFindings(const Generation& generation, const VerifyReport& rep
   return Fail(
       Status::Data(Text("{} in the store", findings))
           .File(generation.directory())
-          .Advice(Text("remove the files named above{} and run `hotplane build` again: only "
+          .Advice(Text("{}remove the {}files named above{} and run `hotplane build` again: only "
                        "their layers are built",
+                       staying > 0 ? "do what is said above of a directory or another release's "
+                                     "file, which no build replaces; "
+                                   : "",
+                       staying > 0 ? "other " : "",
                        records ? ", of a source record with the files of its layer," : "")));
 }
 

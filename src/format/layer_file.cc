@@ -294,7 +294,9 @@ class HeaderDecoder {
                            kLayerFormatVersion))
                       .Expected(Text("version {}", kLayerFormatVersion))
                       .Found(Text("version {}", header_.version))
-                      .Advice("use the release that wrote it, or build the layer again"));
+                      .Advice(IsOtherVersion(page_) ? kOtherVersionAdvice
+                                                    : "build the layer again: the header is "
+                                                      "damaged"));
     }
     const size_t checksum_offset = offsetof(DiskLayerHeader, header_checksum);
     const uint64_t checksum = Checksum64(page_.first(checksum_offset));

@@ -157,6 +157,9 @@ Result<LayerLayout> DecodeHeader(std::span<const std::byte> page, uint64_t actua
 // not ours. Every format version keeps those three fields where they are. Such a file is refused,
 // but it is not damaged.
 bool IsOtherVersion(std::span<const std::byte> page);
+// What is to be done about one: no build replaces it.
+inline constexpr const char* kOtherVersionAdvice =
+    "use the release that wrote it, build into another store, or remove this file";
 // Checks the table region against the header and returns the chunk checksums.
 Result<std::vector<uint64_t>> DecodeTable(const LayerLayout& layout,
                                           std::span<const std::byte> table,

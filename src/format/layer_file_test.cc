@@ -198,7 +198,12 @@ TEST(LayerFile, AnotherVersionSaysWhichItIsAndWhichIsRead) {
             "  offset    8\n"
             "  expected  version 1\n"
             "  found     version 2\n"
-            "  to fix    use the release that wrote it, or build the layer again");
+            "  to fix    build the layer again: the header is damaged");
+  // Written whole, no build replaces it.
+  const uint64_t checksum =
+      Checksum64(std::span(file).first(offsetof(DiskLayerHeader, header_checksum)));
+  std::memcpy(&file[offsetof(DiskLayerHeader, header_checksum)], &checksum, sizeof(checksum));
+  EXPECT_EQ(DecodeHeader(Page(file), file.size(), kFile).error().advice(), kOtherVersionAdvice);
 }
 
 // Writes one value over a field, makes the checksum right, and returns how the page is refused.

@@ -70,7 +70,7 @@ Result<OpenedHeader> OpenLayerHeader(Env& env, const LayerExpectation& expected)
   OpenedHeader opened;
   Result<std::unique_ptr<File>> file = env.Open(expected.path, OpenMode::kRead);
   if (!file) {
-    // Of a directory what it takes to have a file there again.
+    // Of what no build replaces everybody says the same.
     if (file.error().code() == StatusCode::kData)
       HP_TRY(CheckReplaceable(env, expected.path, expected.layer));
     return Fail(std::move(file.error()));
@@ -81,6 +81,7 @@ Result<OpenedHeader> OpenLayerHeader(Env& env, const LayerExpectation& expected)
   HP_ASSIGN(const FileStat stat, opened.file->Stat());
   std::vector<std::byte> page(std::min<uint64_t>(stat.bytes, kHeaderBytes));
   HP_TRY(ReadFully(*opened.file, 0, page));
+  if (IsOtherVersion(page)) HP_TRY(CheckReplaceable(env, expected.path, expected.layer));
   HP_ASSIGN(opened.layout, DecodeHeader(page, stat.bytes, expected.path));
   HP_TRY(CheckExpectation(opened.layout, expected));
   return opened;

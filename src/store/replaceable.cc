@@ -1,6 +1,7 @@
 #include "store/replaceable.h"
 
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -21,11 +22,14 @@ Result<void> CheckReplaceable(Env& env, const std::string& path, uint32_t layer)
   const Result<std::unique_ptr<File>> file = env.Open(path, OpenMode::kRead);
   std::vector<std::byte> page(kHeaderBytes);
   if (!file || !ReadFully(**file, 0, page) || !IsOtherVersion(page)) return {};
+  uint32_t version = 0;
+  std::memcpy(&version, page.data() + offsetof(DiskLayerHeader, version), sizeof(version));
   return Fail(Status::Data(Text("layer {} was built by a release with another store format", layer))
                   .File(path)
                   .At(offsetof(DiskLayerHeader, version))
                   .Expected(Text("format version {}", kLayerFormatVersion))
-                  .Advice("use that release, build into another store, or remove this file"));
+                  .Found(Text("format version {}", version))
+                  .Advice(kOtherVersionAdvice));
 }
 
 }  // namespace hotplane

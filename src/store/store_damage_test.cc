@@ -261,6 +261,19 @@ TEST_F(StoreDamage, ReadErrorsAreReportedByChunkAndTheRestIsChecked) {
   EXPECT_EQ(report->findings[0].file, path);
 }
 
+TEST_F(StoreDamage, LackOfMemoryIsNoDamage) {
+  FaultEnv faulty(env_);
+  const Generation generation = OpenOnly(faulty, "/store").value();
+  faulty.Add(Fault{.action = FaultAction::kError,
+                   .count = Fault::kForever,
+                   .kind = OperationKind::kOpen,
+                   .path_contains = LayerFileName(0, std::nullopt, Encoding::kBase),
+                   .error = ENOMEM});
+  const TierProbe probe = generation.Probe(0, Encoding::kBase);
+  EXPECT_EQ(probe.presence, Presence::kUnreadable);
+  EXPECT_EQ(probe.reason->code(), StatusCode::kCapacity);
+}
+
 TEST_F(StoreDamage, ABadPageInTheCacheIsNotDamageOnTheDisk) {
   FaultEnv faulty(env_);
   const Generation generation = OpenOnly(faulty, "/store").value();

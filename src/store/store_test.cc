@@ -264,7 +264,11 @@ TEST_P(StoreTest, AFileOfALaterFormatIsRefusedAndNotReplaced) {
   EXPECT_EQ(writer.error().exit_code(), 3);
   EXPECT_EQ(writer.error().file(), path);
   // And whoever plans a build knows before.
-  EXPECT_EQ(CheckReplaceable(env(), path, 0).error().what(), writer.error().what());
+  EXPECT_EQ(CheckReplaceable(env(), path, 0).error().ToString(), writer.error().ToString());
+  // As does whoever reads it.
+  EXPECT_EQ(generation.Probe(0, Encoding::kBase).reason->ToString(), writer.error().ToString());
+  EXPECT_EQ(writer.error().expected(), Text("format version {}", kLayerFormatVersion));
+  EXPECT_EQ(writer.error().found(), Text("format version {}", kLayerFormatVersion + 1));
   EXPECT_EQ(ReadWholeFile(env(), path, 1 << 20).value(), page);
   // The same page with a wrong checksum is damage, which a build may replace.
   page.back() ^= std::byte{1};

@@ -363,6 +363,16 @@ class Places(Hostile):
             # Not planned as something to build, nor tried.
             self.assertNotIn("built again", told)
             self.assertNotIn("the store lacks", told)
+            self.assertNotIn("remove the files", told)
+            self.assertNotIn("damaged", told.replace("missing or damaged", ""))
+            if arguments[0] in ("verify", "inspect"):
+                self.assertIn("no build replaces", done.stderr)
+        self.assertIn("foreign", command.run("inspect", self.store).stdout)
+        # Beside one that a build does replace, each has its own way.
+        command.flip(self.layer("layer-0001.base"), 100)
+        told = command.run("verify", self.store).stderr
+        self.assertIn("no build replaces; remove the other files named above", told)
+        command.flip(self.layer("layer-0001.base"), 100)
         self.assertTrue(os.path.isdir(path))
         self.assertEqual(self.snapshot(), before)
 

@@ -167,7 +167,7 @@ class Completeness(StoreTest):
     def test_a_damaged_file_is_not_missing(self):
         command.flip(self.file("layer-0000.base"), 100)
         done = self.refused(3, "verify", self.store)
-        self.assertIn("BAD   base 3 of 4: layer 0 damaged; delta 4 of 4", done.stdout)
+        self.assertIn("BAD   base 3 of 4: layer 0 unusable; delta 4 of 4", done.stdout)
         self.assertIn(self.file("layer-0000.base"), done.stdout)
         for untrue in ("WARN", "all that was built", "a boot needs --checkpoint"):
             self.assertNotIn(untrue, done.stdout)
@@ -177,7 +177,7 @@ class Completeness(StoreTest):
         command.must("build", self.model, "--store", self.store, "-q", "--tiers", "base")
         command.flip(self.file("layer-0003.delta-quintal"), 100)
         done = self.refused(3, "verify", self.store)
-        self.assertIn("BAD   base 4 of 4; delta 0 of 4: layers 0-2 missing, layer 3 damaged",
+        self.assertIn("BAD   base 4 of 4; delta 0 of 4: layers 0-2 missing, layer 3 unusable",
                       done.stdout)
         # With one missing beside it that is told, too.
         self.remove("layer-0001.base")
