@@ -150,7 +150,7 @@ Result<void> CheckBadFiles(const Store& store, const std::vector<BadFile>& bad) 
     return Fail(
         Status::Data(
             foreign_count == bad.size()
-                ? Text("{} in the place of the store's", Counted(bad.size(), "things"))
+                ? Text("{} that no build replaces", files)
                 : Text("{} of the store damaged, or another thing is in their place", files))
             .File(store.directory())
             .Expected("headers as a build writes them")
