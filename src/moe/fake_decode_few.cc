@@ -11,20 +11,28 @@ namespace {
 
 using namespace moe_cuda;
 
-// On a GPU there is a block on every multiprocessor; here each has a price. Two to an assignment,
-// if they can have as many groups, and one that has none.
+// On a GPU there is a block on every multiprocessor; here each thread has a price, and all are
+// there at once. Where assignments are very few they have two blocks each, if these can have as
+// many groups, and there is one that has none; where there are more they have as few blocks as they
+// can, of as few warps.
 std::function<void()> FewWork(const FakeLaunch& launch) {
   const auto args = *static_cast<const MoeArgs*>(launch.arguments[0]);
   auto few = *static_cast<const FewArgs*>(launch.arguments[1]);
-  const uint32_t warps = launch.threads / 32, groups = args.intermediate / 32;
+  uint32_t warps = launch.threads / 32;
+  const uint32_t groups = args.intermediate / 32;
   const uint32_t assignments = args.tokens * args.top_k;
   if (launch.blocks > kFewBlocksMax || assignments * few.parts > launch.blocks ||
       few.parts * few.groups < groups || (few.parts - 1) * few.groups >= groups ||
       few.groups > FewGroupsMax(warps) ||
       launch.shared_bytes != FewSharedBytes(warps, args.hidden, few.groups))
     on_host::Die("a launch of decode that cannot be");
+  constexpr uint32_t kVeryFew = 6;
+  if (assignments > kVeryFew && groups <= FewGroupsMax(kDecodeWarpsMin)) {
+    warps = kDecodeWarpsMin;
+    few.groups = groups;
+  }
   const uint32_t half = (groups + 1) / 2;
-  if (half <= FewGroupsMax(warps) && 2 * assignments < launch.blocks) few.groups = half;
+  if (assignments <= kVeryFew && half <= FewGroupsMax(warps)) few.groups = half;
   few.parts = (groups + few.groups - 1) / few.groups;
   const uint32_t blocks = std::min(assignments * few.parts + 1, launch.blocks);
   return [=] {
